@@ -87,13 +87,13 @@ impl Check {
 /// workspace has room for V transposed, a candidate may use it, so the second keeps enough keys.
 ///
 /// A problem that may decode keeps its few queries and its GQA group, whose rows are packed, and
-/// gets enough keys for several splits. Over int4, where a CTA may have up to 8 K/V heads, it keeps
-/// up to 16 of them.
+/// gets enough keys for several splits. Over 8 bits and int4, where a CTA may have up to 8 K/V
+/// heads, it keeps up to 16 of them.
 fn reduced(problem: &Problem) -> [Problem; 2] {
     let is_decoding = problem.may_decode() && problem.has_few_rows();
     // A group of one head stays; three heads of a larger group show every way of sharing.
     let group_size = if is_decoding { problem.group_size() } else { problem.group_size().min(3) };
-    let shares_heads = is_decoding && problem.features.four_bits.is_some();
+    let shares_heads = is_decoding && problem.key_format() != 0;
     let num_heads_kv = if shares_heads { problem.num_heads_kv.clamp(2, 16) } else { 2 };
     let queries = |seqlen_q| if is_decoding { problem.seqlen_q } else { seqlen_q };
     let of = &problem.features;
@@ -304,15 +304,17 @@ mod tests {
     /// Their heads lie one after the other, as those that are timed.
     #[test]
     fn ctas_of_several_heads_are_checked_with_as_many() {
-        let of = |num_heads_kv, four_bits, seqlen_q| {
-            let features = Features { four_bits, ..Features::NONE };
+        let of = |num_heads_kv, features, seqlen_q| {
             let problem = Problem { num_heads_kv, num_heads_q: 4 * num_heads_kv, seqlen_q, features, ..PROBLEM };
             reduced(&problem).map(|small| (small.num_heads_kv, small.num_heads_q))
         };
-        let int4 = Some(Four::Int4g32);
-        let heads = [1, 4, 9, 32].map(|heads| of(heads, int4, 1));
-        assert_eq!(heads, [(2, 8), (4, 16), (9, 36), (16, 64)].map(|both| [both; 2]));
-        assert_eq!([of(32, None, 1), of(32, int4, 4096)], [[(2, 8); 2], [(2, 6); 2]]);
+        let int4 = Features { four_bits: Some(Four::Int4g32), ..Features::NONE };
+        let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale: 0 });
+        for features in [int4, Features { eight_bits, ..Features::NONE }] {
+            let heads = [1, 4, 9, 32].map(|heads| of(heads, features, 1));
+            assert_eq!(heads, [(2, 8), (4, 16), (9, 36), (16, 64)].map(|both| [both; 2]));
+        }
+        assert_eq!([of(32, Features::NONE, 1), of(32, int4, 4096)], [[(2, 8); 2], [(2, 6); 2]]);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 #include "decode/query.cuh"
 #include "device/attention/softmax.cuh"
 
-using Softmax = OnlineSoftmax<kMTiles, Either<kTransposes, RowsOfColumns, RowsOfQuads>::Type>;
+using Softmax = OnlineSoftmax<kMTiles, Either<kTransposes, RowsOfColumns<kKeyFormat == kInt4 ? 6 : 0>, RowsOfQuads>::Type>;
 
 // Bias, softcap and the like, then the mask where the block is not visible as a whole. `row` is the
 // lane's first packed row, counted in the sequence.

@@ -25,7 +25,7 @@ class Keys : public CpAsyncRing<Keys> {
     const ThreadPlace& place;
     const TeamRing& ring;
     const KeyRows rows;
-    KeyPages<kBlockN> pages;  // of the next block
+    BlockPages pages;  // of the next block
     BlockWalk next;           // its block is loaded next
 
 public:

@@ -1,8 +1,9 @@
 // How the decode kernel loads the keys of several heads together, by cp.async. A row of int4 has 48
-// to 160 bytes, mostly neither whole sectors nor whole lines. TMA takes as long for it as for two
-// or three aligned pieces of 64 bytes. The rows of a key's heads mostly lie one after the other. So
-// a team has a warp for each head, and its threads copy the heads' rows as one. keys_tma.cuh has
-// the same interface.
+// to 160 bytes, mostly neither whole sectors nor whole lines, and one of 8 bits 64 at head dim 64.
+// TMA takes as long for a row of int4 as for two or three aligned pieces of 64 bytes, and one such
+// piece takes more than half of the time of 128 bytes. The rows of a key's heads mostly lie one
+// after the other. So a team has a warp for each head, and its threads copy the heads' rows as one.
+// keys_tma.cuh has the same interface.
 //
 // Each thread copies chunks of 16 bytes of one key of the block: every kHeads-th of the heads' rows
 // together. 32 / kHeads keys belong to one warp, so that its lanes read kHeads chunks of each.
@@ -72,13 +73,13 @@ class Keys : public CpAsyncRing<Keys> {
     const int key;  // the thread's, in a block
     const KeyChunks<TileK> chunks_k;
     const KeyChunks<TileV> chunks_v;
-    KeyPages<kBlockN> pages;  // of the next block
+    BlockPages pages;  // of the next block
     BlockWalk next;           // its block is loaded next
 
     static constexpr int kKeysOfWarp = 32 / kHeads;
 
     __device__ __forceinline__ int64 place_of_key(const TensorView& view) const {
-        if constexpr (KeyPages<kBlockN>::kIsEven) return pages.place(view, next.block) + key * view.stride_seqlen;
+        if constexpr (BlockPages::kIsEven) return pages.place(view, next.block) + key * view.stride_seqlen;
         else return pages.place(view, next.block, key);
     }
 

@@ -35,7 +35,7 @@ class Keys {
     const TeamRing& ring;
     const int head_kv;
     MapRows rows_k, rows_v;
-    KeyPages<kBlockN> pages;  // of the next block
+    BlockPages pages;  // of the next block
     BlockWalk next;           // its block is loaded next
     int stage = 0;
     uint32 parity = 0;  // of the stage's barrier when the acquired block has arrived

@@ -22,6 +22,22 @@ constexpr int kTilesBytes = kLoopBytes > kMergeBytes ? kLoopBytes : kMergeBytes;
 constexpr int kSharedBytes = kTilesBytes + kTeams * kRingBarrierBytes;
 static_assert(kSharedBytes == kLaunchBytes, "src/family computes the same");
 
+// Over 8 bits registers and shared memory would let an SM hold a third CTA. More bytes in flight
+// than suffice are slower (docs/tuning/decode.md), and so is a last wave of few CTAs. So where TMA
+// copies keys, a CTA takes unused shared memory, with which kCtasPerSm CTAs fill an SM of 228 KB.
+// It is static, of which there are 48 KB at most.
+constexpr int kSmBytes = kArch == 90 || kArch / 10 == 10 ? 228 << 10 : 0;
+constexpr int kLackingBytes = kSmBytes / (kCtasPerSm + 1) - 1024 + 128 - kSharedBytes;  // 1024 are the system's
+constexpr bool kFillsSm = kKeyFormat != 0 && kKeyFormat != kInt4 && kBlockM <= 16 && kAlignsRings && kLackingBytes > 0 && kLackingBytes <= 40 << 10;
+constexpr int kUnusedBytes = kFillsSm ? kLackingBytes : 0;
+template <int kBytes>
+__device__ __forceinline__ void take_unused() {
+    if constexpr (kBytes > 0) {
+        __shared__ uint8 unused[kBytes];
+        in_memory(unused);
+    }
+}
+
 // The addresses of the main loop, of one team.
 struct LoopMemory {
     uint32 q;

@@ -18,7 +18,7 @@ constexpr int kMTiles = kBlockM / (kWarpsM * kTileRows);  // tiles of rows of a 
 constexpr int kNTiles = kBlockN / (kTransposes ? 16 : 8);
 constexpr int kWarpCols = round_up((kHeadDimV + kWarpsV - 1) / kWarpsV, 8 * kKeyUnit);  // a warp's columns of V
 // Tiles of the zeros' part of O, each for eight groups.
-constexpr int kZeroTiles = kTransposes ? (kHeadDimV / (kKeyGroup + !kTransposes) + 7) / 8 : 0;
+constexpr int kZeroTiles = kKeyFormat == kInt4 ? (kHeadDimV / (kKeyGroup + (kKeyGroup == 0)) + 7) / 8 : 0;
 constexpr int kOTiles = kTransposes ? kWarpCols / 16 + kZeroTiles : kWarpCols / 8;
 constexpr bool kSharesScores = kIsBatchInvariant && kWarpsV > 1;
 

@@ -1,5 +1,5 @@
-// The decode kernel's products over int4 keys, transposed (products/keys_four.cuh). products.cuh
-// has the same names.
+// The decode kernel's products, transposed (products/transposed.cuh). products.cuh has the same
+// names.
 
 // Whether Q's fragments fit the registers beside O. Otherwise each product loads them again.
 constexpr bool kQInRegs = kMTiles * (kKSteps * 2 + kOTiles * 4) <= 128;
@@ -44,6 +44,6 @@ __device__ __forceinline__ void multiply_pv(Output& o, const Scores& p, uint32 t
         uint32 operand[kMTiles][2];
         #pragma unroll
         for (int m = 0; m < kMTiles; ++m) pack_columns(operand[m], p[m][n]);
-        multiply_weights<TileV>(o, operand, TileV::part(tile_v, n * 16, 0), place.lane, scales);
+        multiply_weights<TileV>(o, operand, TileV::part(tile_v, n * 16, place.warp_v * kWarpCols / kKeyUnit), place.lane, scales);
     }
 }

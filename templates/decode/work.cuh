@@ -2,8 +2,12 @@
 // (device/attention/packed_rows.cuh) of one sequence and K/V head. walk.cuh has the keys.
 
 #include "device/attention/block_range.cuh"
+#include "device/attention/key_pages.cuh"
 #include "device/attention/packed_rows.cuh"
 #include "device/attention/partials.cuh"
+
+// The pages of a team's block. Over keys of q's type the table's entries become pages at once.
+using BlockPages = KeyPages<kBlockN, kKeyFormat != 0>;
 
 // Tiles and heads of one sequence are neighbours in the grid, since they read the same keys.
 struct QueryTile {
@@ -22,6 +26,11 @@ struct QueryTile {
     __device__ __forceinline__ bool has_row(int cta_row, const KernelParams& params) const {
         if constexpr (kHeads == 1) return row0 + cta_row < rows;
         return row0 + cta_row % kBlockM < rows && head_kv + cta_row / kBlockM < params.num_heads_kv;
+    }
+    // A K/V head of the CTA's. The last one that exists stands for those behind it.
+    __device__ __forceinline__ int head_of(int head, const KernelParams& params) const {
+        if constexpr (kHeads == 1) return head_kv;
+        return min(head_kv + head, params.num_heads_kv - 1);
     }
     // One past the tile's last row.
     __device__ __forceinline__ int end_row() const { return min(row0 + kBlockM, rows); }

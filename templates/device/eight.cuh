@@ -39,12 +39,14 @@ __device__ __forceinline__ void eight_to_fp16(uint32 four, uint32& first, uint32
     }
 }
 
-// Four numbers as two pairs of fp16 in their order, where the upper half needs no shift.
+// The same, where the upper half needs no shift.
+template <bool kIsCrossed>
 __device__ __forceinline__ void eight_to_fp16_pairs(uint32 four, uint32& first, uint32& second) {
     if constexpr (kKeyFormat == kE4m3 && kConvertsFp8) {
+        if constexpr (kIsCrossed) four = permute_bytes(four, 0, 0x3120);
         e4m3_to_fp16_pairs(four, first, second);
     } else {
-        eight_to_fp16<false>(four, first, second);
+        eight_to_fp16<kIsCrossed>(four, first, second);
     }
 }
 
@@ -59,7 +61,7 @@ __device__ __forceinline__ void eight_to_elements(uint32 four, uint32& first, ui
         second = subtract_bf16_pairs(second & kLowBits, second & kSign);
         return;
     }
-    eight_to_fp16_pairs(four, first, second);
+    eight_to_fp16_pairs<false>(four, first, second);
     if constexpr (kIsBf16) {
         first = pack2(fp16_to_float(uint16(first)), fp16_to_float(uint16(first >> 16)));
         second = pack2(fp16_to_float(uint16(second)), fp16_to_float(uint16(second >> 16)));

@@ -70,7 +70,7 @@ fn common_head_dims_compile_with_every_group_size() {
     all_compile(dims.flat_map(|dim| [1, 4, 8, 32].map(|group| problem(dim, group, Features::NONE))).collect());
 }
 
-/// Each format, each kind of scales, rows and pages.
+/// Each format, each kind of scales, rows and pages, in tiles of 8 rows and of 16.
 #[test]
 fn eight_bits_compile_in_both_dtypes() {
     let of = |(keys, keys_per_scale, features): (Eight, i64, Features)| {
@@ -79,7 +79,12 @@ fn eight_bits_compile_in_both_dtypes() {
     };
     let forms = [(Eight::E4m3, 1, PAGED), (Eight::E5m2, 0, Features::NONE), (Eight::Int8, 128, Features::NONE)];
     let fp16 = Problem { dtype: Dtype::Fp16, ..of((Eight::Int8, 1, PAGED)) };
-    all_compile(forms.map(of).into_iter().chain([fp16]).collect());
+    let of_dim = |head_dim, form| Problem { head_dim, head_dim_v: head_dim, ..of(form) };
+    let narrow = forms.map(|form| of_dim(64, form));
+    let wide = [of_dim(256, (Eight::Int8, 1, PAGED)), of_dim(512, (Eight::E4m3, 0, Features::NONE))];
+    // Tiles of 16 rows.
+    let tall = forms.map(|form| Problem { num_heads_q: 4 * of(form).num_heads_q, ..of(form) });
+    all_compile(forms.map(of).into_iter().chain(narrow).chain(wide).chain(tall).chain([fp16]).collect());
 }
 
 /// Both groups, rows and pages, every number of rows of a tile, and the widest rows.

@@ -82,6 +82,7 @@ fn decode_kernels_that_may_split_have_the_bits_of_those_that_do_not() {
 fn decode_kernels_of_eight_bits_are_right() {
     is_right(&["--arch", "sm_90"], "tiny::gpu_is_right_on_tiny_decoding_problems_of_eight_bits");
     is_right(&["--arch", "sm_80"], "tiny::gpu_is_right_on_tiny_decoding_problems_of_eight_bits");
+    is_right(&["--arch", "sm_90"], "tiny::gpu_is_right_on_tiny_problems_of_eight_bits_whose_heads_share_copies");
 }
 
 /// By TMA and by cp.async.

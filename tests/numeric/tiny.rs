@@ -75,12 +75,25 @@ fn gpu_is_right_on_tiny_problems_of_int4() {
     forward_of_each_family(&subject, &shapes::tiny_four_bits(), &[1, 3]);
 }
 
-/// Fewer heads than a CTA has, as many, and heads that do not lie one after the other.
 #[test]
 fn gpu_is_right_on_tiny_problems_of_int4_whose_heads_share_copies() {
     let Some(subject) = Subject::gpu() else { return };
+    let served = forward_of_shared_heads(&subject, &shapes::tiny_four_bits());
+    assert!(served >= 12, "{served}");
+}
+
+#[test]
+fn gpu_is_right_on_tiny_problems_of_eight_bits_whose_heads_share_copies() {
+    let Some(subject) = Subject::gpu() else { return };
+    let served = forward_of_shared_heads(&subject, &shapes::tiny_eight_bits());
+    assert!(served >= 12, "{served}");
+}
+
+/// Fewer heads than a CTA has, as many, and heads that do not lie one after the other. Returns the
+/// number of configs that serve a case.
+fn forward_of_shared_heads(subject: &Subject, cases: &[Case]) -> usize {
     let mut served = 0;
-    for case in &shapes::tiny_four_bits() {
+    for case in cases {
         let (prepared, problem) = (Prepared::new(case), case.problem(Pass::Forward));
         for (heads, splits) in [(2, 1), (2, 3), (4, 1), (8, 1), (8, 3)] {
             let knobs = [
@@ -96,12 +109,12 @@ fn gpu_is_right_on_tiny_problems_of_int4_whose_heads_share_copies() {
             let config = subject.heuristic(case, Pass::Forward);
             let config = knobs.iter().fold(config, |config, (knob, value)| config.with(knob, *value));
             if family::check(&problem, &config, subject.backend.device()).is_ok() {
-                prepared.forward(&subject, &config);
+                prepared.forward(subject, &config);
                 served += 1;
             }
         }
     }
-    assert!(served >= 12, "{served}");
+    served
 }
 
 #[test]

@@ -120,9 +120,20 @@ impl DecodeKnobs {
         problem.batch_invariant && self.warps_v > 1
     }
 
+    /// Whether products are transposed: an accumulator of mma has 8 rows of Q. So they are beside
+    /// int4, and over 8 bits in a tile of 8 rows.
+    pub fn transposes(&self, problem: &Problem) -> bool {
+        problem.features.four_bits.is_some() || problem.features.eight_bits.is_some() && self.block_m == 8
+    }
+
+    /// Rows of one product: mma's rows, or its columns where products are transposed.
+    pub fn tile_rows(&self, problem: &Problem) -> u32 {
+        if self.transposes(problem) { 8 } else { 16 }
+    }
+
     /// Whether a CTA may have several heads (decode/keys_heads.cuh).
     pub fn may_share_heads(&self, problem: &Problem) -> bool {
-        let is_served = problem.features.four_bits.is_some() && problem.layout == Layout::Vec8;
+        let is_served = self.transposes(problem) && problem.layout == Layout::Vec8;
         let has_all_rows = self.warps_m == 1 && self.warps_v == 1;
         is_served && has_all_rows && self.tma == 0 && self.block_n == 32 && !problem.features.modifies_scores()
     }
@@ -144,7 +155,7 @@ impl DecodeKnobs {
     /// Registers that a thread needs as NVRTC 13.0 compiles the kernel: a config that spills has
     /// more than this counts.
     pub fn registers(&self, problem: &Problem) -> u32 {
-        if problem.features.four_bits.is_some() {
+        if self.transposes(problem) {
             return self.registers_transposed(problem);
         }
         let tiles = self.block_m / (16 * self.warps_m);
@@ -160,18 +171,23 @@ impl DecodeKnobs {
             _ => 8,
         };
         let of_rows = if needs_more_addresses(problem) { 16 * tiles } else { 0 };
-        let of_scales = match problem.features.eight_bits {
-            Some(eight) if eight.keys_per_scale != 0 => 12 + self.block_n / 8,
-            _ => 0,
-        };
-        o + tiles * self.block_n / 2 + q + 2 * copies + of_rows + of_scales + 60
+        o + tiles * self.block_n / 2 + q + 2 * copies + of_rows + self.registers_of_scales(problem) + 60
     }
 
-    /// The same beside int4: O and the zeros' part of it, S, Q, the scales of four keys by four
-    /// groups, numbers and copies.
+    /// The part of them that holds scales of keys.
+    fn registers_of_scales(&self, problem: &Problem) -> u32 {
+        match problem.features.eight_bits {
+            Some(eight) if eight.keys_per_scale != 0 => 12 + self.block_n / 8,
+            _ => 0,
+        }
+    }
+
+    /// The same for transposed products: O, S, Q, scales, numbers and copies. Beside int4 O has the
+    /// zeros' part, and scales are those of four keys by four groups.
     fn registers_transposed(&self, problem: &Problem) -> u32 {
         let tiles = self.block_m / (8 * self.warps_m);
-        let o = tiles * (self.cols(problem) / 4 + 4);
+        let is_four = problem.features.four_bits.is_some();
+        let o = tiles * (self.cols(problem) / self.warps_v / 4 + if is_four { 4 } else { 0 });
         let q = tiles * (problem.head_dim as u32).div_ceil(16) * 2;
         // Past 128 registers Q is loaded at each use.
         let q = if q + o <= 128 { q } else { 0 };
@@ -184,13 +200,14 @@ impl DecodeKnobs {
         let of_rows = if needs_more_addresses(problem) { 8 * tiles } else { 0 };
         // Spare ones: with several heads ptxas packs a kernel of 120 registers into fewer.
         let others = if self.heads > 1 { 40 } else { 60 };
-        o + tiles * self.block_n / 4 + q + 2 * copies + of_rows + 16 + others
+        let of_scales = if is_four { 16 } else { self.registers_of_scales(problem) };
+        o + tiles * self.block_n / 4 + q + 2 * copies + of_rows + of_scales + others
     }
 }
 
-/// Rows of one product: mma's rows or, beside int4, whose products are transposed, its columns.
-pub fn tile_rows(problem: &Problem) -> u32 {
-    if problem.features.four_bits.is_some() { 8 } else { 16 }
+/// The least rows of a tile.
+pub fn least_rows(problem: &Problem) -> u32 {
+    if problem.key_format() == 0 { 16 } else { 8 }
 }
 
 /// Whether the kernel keeps the addresses of pages, or of the values that modify each row's scores.

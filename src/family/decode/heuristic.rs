@@ -1,7 +1,7 @@
 //! The choice without measurement: a tile, the copies in flight and the splits that fill a device,
 //! and what each costs.
 
-use super::geometry::{DecodeKnobs, SPLITS, needs_more_addresses, tile_rows};
+use super::geometry::{DecodeKnobs, SPLITS, least_rows, needs_more_addresses};
 use crate::device::Device;
 use crate::family::limits::RESERVED_BYTES;
 use crate::family::space::Space;
@@ -14,8 +14,9 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
     shared.map_or_else(|| of_one_head(problem, device), |tile| with_splits(tile, problem, device))
 }
 
-/// Tiles of several heads, whose keys are copied together, for rows of int4. Rows of whole sectors
-/// and 128 bytes and more are as fast one by one (docs/tuning/eight-bits.md#several-heads).
+/// Tiles of several heads, whose keys are copied together, for rows of int4 and of 8 bits. Rows of
+/// whole sectors and 128 bytes and more are as fast one by one
+/// (docs/tuning/eight-bits.md#several-heads).
 fn of_shared_heads(problem: &Problem) -> Vec<DecodeKnobs> {
     let dim = problem.head_dim.max(problem.head_dim_v);
     let is_whole = |dim: i64| {
@@ -30,10 +31,10 @@ fn of_shared_heads(problem: &Problem) -> Vec<DecodeKnobs> {
         9..=16 if dim <= 128 => 16,
         _ => return Vec::new(),
     };
-    let config = |(heads, num_stages, ctas_per_sm)| DecodeKnobs {
+    let config = |(heads, num_warps, num_stages, ctas_per_sm)| DecodeKnobs {
         block_m,
         block_n: 32,
-        num_warps: heads,
+        num_warps,
         warps_m: 1,
         warps_v: 1,
         num_stages,
@@ -46,9 +47,30 @@ fn of_shared_heads(problem: &Problem) -> Vec<DecodeKnobs> {
         heads,
         splittable: 0,
     };
-    // Two CTAs, where registers and shared memory hold them, wait less for one another's barriers.
-    let flows = [(8, 2, 2), (8, 4, 1), (8, 3, 1), (8, 2, 1), (4, 4, 2), (4, 3, 2), (4, 2, 2)];
+    // Several CTAs, where registers and shared memory hold them, wait less for their barriers. Two
+    // of eight warps are faster than three of four, and these than one CTA.
+    let flows = [
+        (8, 8, 2, 2),
+        (4, 8, 2, 2),
+        (4, 4, 2, 3),
+        (8, 8, 4, 1),
+        (8, 8, 3, 1),
+        (8, 8, 2, 1),
+        (4, 4, 4, 2),
+        (4, 4, 3, 2),
+        (4, 4, 2, 2),
+    ];
     flows.into_iter().filter(|(heads, ..)| problem.num_heads_kv % i64::from(*heads) == 0).map(config).collect()
+}
+
+/// Whether tiles of 8 rows, whose products are transposed, are faster over 8 bits. They were on an
+/// H200, except with rows of 128 bytes and scales of keys over pages that hold no whole block
+/// (docs/tuning/eight-bits.md#tiles-of-8-rows).
+fn gains_by_transposing(problem: &Problem) -> bool {
+    let has_scales_of_keys = problem.features.eight_bits.is_some_and(|eight| eight.keys_per_scale == 1);
+    let cuts_blocks = problem.features.paged.is_some_and(|page_size| page_size % 32 != 0);
+    let row_bytes = 2 * key_cols(problem, problem.head_dim.max(problem.head_dim_v));
+    row_bytes / SECTOR_BYTES != 4 || !has_scales_of_keys || !cuts_blocks
 }
 
 /// The same with a head for each CTA.
@@ -145,7 +167,8 @@ const LEAN_FLOWS: [(u32, u32); 8] = [(2, 2), (2, 1), (3, 2), (3, 1), (4, 2), (4,
 /// The configs to choose from, the preferred ones first, without splits.
 fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
     let dim = problem.head_dim.max(problem.head_dim_v);
-    let least_rows = tile_rows(problem);
+    let least_rows =
+        if problem.features.eight_bits.is_some() && !gains_by_transposing(problem) { 16 } else { least_rows(problem) };
     let block_m = match problem.packed_rows() {
         ..=8 => least_rows,
         9..=16 => 16,
@@ -199,9 +222,10 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
         let block_n = if warps_m * warps_v > 1 && dim <= 256 { (2 * block_n).min(32) } else { block_n };
         configs.extend(flows.map(|(stages, ctas)| config(block_m, block_n, num_warps, warps_m, stages, ctas)));
     }
-    let halves = DecodeKnobs { warps_v: 2, ..config(least_rows, 16, 2, 1, 2, 1) };
-    let smallest: [DecodeKnobs; SMALLEST] =
-        [config(least_rows, 16, 2, 1, 3, 1), config(least_rows, 16, warps_v, 1, 2, 1), halves];
+    // A tile of 8 rows is for no more of them, except beside int4.
+    let rows = if problem.features.eight_bits.is_some() { block_m.min(16) } else { least_rows };
+    let halves = DecodeKnobs { warps_v: 2, ..config(rows, 16, 2, 1, 2, 1) };
+    let smallest: [DecodeKnobs; SMALLEST] = [config(rows, 16, 2, 1, 3, 1), config(rows, 16, warps_v, 1, 2, 1), halves];
     configs.extend(smallest);
     configs
 }
@@ -306,7 +330,17 @@ impl DecodeKnobs {
 
     /// CTAs that an SM's shared memory holds; its registers may hold fewer.
     fn resident_ctas(&self, problem: &Problem, device: &Device) -> f64 {
-        f64::from((device.smem_per_sm / (self.smem_bytes(problem) + RESERVED_BYTES)).max(1))
+        let held = (device.smem_per_sm / (self.smem_bytes(problem) + RESERVED_BYTES)).max(1);
+        f64::from(if self.fills_sm(problem, device) { self.ctas_per_sm } else { held })
+    }
+
+    /// Whether a CTA takes unused shared memory, with which `ctas_per_sm` CTAs fill an SM
+    /// (decode/shared.cuh).
+    fn fills_sm(&self, problem: &Problem, device: &Device) -> bool {
+        let filling = device.smem_per_sm / (self.ctas_per_sm + 1) - RESERVED_BYTES + 128;
+        let lacking = filling.saturating_sub(self.smem_bytes(problem));
+        let is_eight = problem.features.eight_bits.is_some() && self.block_m <= 16;
+        is_eight && self.tma != 0 && device.smem_per_sm == 228 << 10 && (1..=40 << 10).contains(&lacking)
     }
 
     /// Bytes that a CTA has in flight, without padding: all stages of its teams' rings but the one
@@ -327,7 +361,7 @@ pub fn cost(knobs: &DecodeKnobs, problem: &Problem, device: &Device) -> f64 {
     let latency = (f64::from(ENOUGH_IN_FLIGHT) / in_flight).max(1.0);
     let few_warps = (8.0 / (num_warps * ctas_per_sm) - 1.0).max(0.0);
     let re_read = (problem.packed_rows() as f64 / block_m).ceil() - 1.0;
-    let idle_rows = block_m / problem.packed_rows().max(tile_rows(problem).into()) as f64 - 1.0;
+    let idle_rows = block_m / problem.packed_rows().max(knobs.tile_rows(problem).into()) as f64 - 1.0;
     let splits = (num_splits / knobs.worthwhile_splits(problem) as f64 - 1.0).max(0.0);
     let share = knobs.balance(problem, knobs.num_splits, device).max(1e-3);
     latency / share

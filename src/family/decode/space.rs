@@ -1,6 +1,6 @@
 //! The decode family's space: constraints with their reasons, and the kernels of a config.
 
-use super::geometry::{DecodeKnobs, tile_rows};
+use super::geometry::DecodeKnobs;
 use super::heuristic;
 use crate::device::Device;
 use crate::family::combine;
@@ -19,13 +19,13 @@ impl Space for DecodeKnobs {
         },
         Constraint {
             name: "whole_tiles",
-            reason: "a warp owns whole tiles of 16 rows, or of 8 beside int4",
-            holds: |p, k, _| k.block_m % (tile_rows(p) * k.warps_m) == 0,
+            reason: "a warp owns whole tiles of 16 rows, or of 8 where products are transposed",
+            holds: |p, k, _| k.block_m % (k.tile_rows(p) * k.warps_m) == 0,
         },
         Constraint {
             name: "rows_in_use",
             reason: "a tile of twice the rows of the problem computes the same as the next smaller one, in more memory",
-            holds: |p, k, _| k.block_m == tile_rows(p) || i64::from(k.block_m) < 2 * p.packed_rows(),
+            holds: |p, k, _| k.block_m == k.tile_rows(p) || i64::from(k.block_m) < 2 * p.packed_rows(),
         },
         Constraint {
             name: "splits_in_use",
@@ -63,7 +63,7 @@ impl Space for DecodeKnobs {
         },
         Constraint {
             name: "heads",
-            reason: "threads copy the keys of several heads together where rows are of int4 in chunks of 16 bytes, a warp has all rows of its head, and no head has values of its own that modify scores",
+            reason: "threads copy the keys of several heads together where products are transposed and rows are chunks of 16 bytes, a warp has all rows of its head, and no head has values of its own that modify scores",
             holds: |p, k, _| k.heads == 1 || k.may_share_heads(p),
         },
         threads(),
@@ -89,16 +89,17 @@ impl Space for DecodeKnobs {
 
     /// `splittable` is for ranges, whose problems share kernels (`plan::covering`). A kernel that
     /// may split is no faster than one that does not, so no search looks at it. Four warps along
-    /// V's columns pay where they share Q K^T. Beside int4 a warp has all columns; elsewhere a tile
-    /// has 16 rows or more, of one head.
+    /// V's columns pay where they share Q K^T. Beside int4 a warp has all columns. Over keys of q's
+    /// type a tile has 16 rows or more, of one head.
     fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
         let is_four = problem.features.four_bits.is_some();
+        let is_plain = problem.key_format() == 0;
         match knob.name {
             "splittable" | "scoring_warps" | "scoring_stages" | "tile_ctas" => &knob.values[..1],
             "warps_v" if is_four => &knob.values[..1],
             "warps_v" if !problem.batch_invariant => &knob.values[..2],
-            "block_m" if !is_four => &knob.values[1..],
-            "heads" if !is_four => &knob.values[..1],
+            "block_m" if is_plain => &knob.values[1..],
+            "heads" if is_plain => &knob.values[..1],
             _ => knob.values,
         }
     }

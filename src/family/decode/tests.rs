@@ -8,7 +8,9 @@ use crate::device::{Arch, Device};
 use crate::family::knob::Knobs;
 use crate::family::space::Space;
 use crate::family::{check, families, kernels, supported};
-use crate::problem::{BlockMask, Causal, Dtype, Features, Four, Layout, MAX_SPLITS, Pass, Problem, Varlen};
+use crate::problem::{
+    BlockMask, Causal, Dtype, Eight, EightBits, Features, Four, Layout, MAX_SPLITS, Pass, Problem, Varlen,
+};
 
 fn devices() -> [Device; 4] {
     [(8, 0), (8, 6), (9, 0), (12, 0)].map(|(major, minor)| Device::typical(Arch::Sm(major, minor)).unwrap())
@@ -26,6 +28,12 @@ fn problem(batch_size: i64, group_size: i64, seqlen_q: i64, seqlen_k: i64, head_
         layout: Layout::widest(Dtype::Bf16, [head_dim]),
         ..Problem::dense(Pass::Forward, Dtype::Bf16, batch_size, 8 * group_size, seqlen_q, head_dim)
     }
+}
+
+fn over_eight_bits(problem: Problem, keys_per_scale: i64) -> Problem {
+    let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale });
+    let problem = Problem { features: Features { eight_bits, ..problem.features }, ..problem };
+    Problem { layout: problem.widest_layout(), ..problem }
 }
 
 #[test]
@@ -178,7 +186,7 @@ fn a_config_keeps_the_device_as_full_on_another_problem() {
 fn heads_that_do_not_exist_are_not_carried_over_and_cost_more() {
     let [_, _, h200, _] = devices();
     let of = |num_heads_kv| {
-        let plain = problem(16, 4, 1, 8192, 128);
+        let plain = problem(16, 4, 1, 8192, 64);
         let features = Features { four_bits: Some(Four::Int4g32), ..Features::NONE };
         let of_heads = Problem { num_heads_kv, num_heads_q: 4 * num_heads_kv, features, ..plain };
         Problem { layout: of_heads.widest_layout(), ..of_heads }
@@ -208,7 +216,7 @@ fn heads_that_do_not_exist_are_not_carried_over_and_cost_more() {
 }
 
 #[test]
-fn a_search_looks_at_small_tiles_and_several_heads_beside_int4_alone() {
+fn a_search_looks_at_small_tiles_and_several_heads_beside_8_bits_and_int4_alone() {
     let combinations = |problem: &Problem| -> usize {
         DecodeKnobs::LIST.iter().map(|knob| DecodeKnobs::usable(knob, problem).len()).product()
     };
@@ -216,6 +224,7 @@ fn a_search_looks_at_small_tiles_and_several_heads_beside_int4_alone() {
     let int4 = Problem { features: Features { four_bits: Some(Four::Int4g32), ..Features::NONE }, ..plain };
     let fixed_order = Problem { batch_invariant: true, ..plain };
     assert_eq!([plain, fixed_order, int4].map(|p| combinations(&p)), [116_640, 174_960, 311_040]);
+    assert_eq!(combinations(&over_eight_bits(plain, 0)), 2 * combinations(&int4));
 }
 
 #[test]
@@ -382,4 +391,40 @@ fn int4_is_decodes_alone_with_few_queries_and_many() {
             assert!(message.starts_with("k and v are int4g") && message.contains(words), "{message}");
         }
     }
+}
+
+#[test]
+fn tiles_of_8_rows_are_transposed_over_8_bits_and_others_are_not() {
+    for device in devices() {
+        for (head_dim, keys_per_scale) in (16..=512).step_by(8).flat_map(|dim| [0, 1, 128].map(|keys| (dim, keys))) {
+            for paged in [None, Some(3), Some(16), Some(256)] {
+                let of = |group_size, seqlen_q| {
+                    let plain = problem(3, group_size, seqlen_q, 5000, head_dim);
+                    let paged = Problem { features: Features { paged, ..plain.features }, ..plain };
+                    over_eight_bits(paged, keys_per_scale)
+                };
+                for (problem, may_be_small) in
+                    [(of(1, 1), true), (of(8, 1), true), (of(9, 1), false), (of(4, 8), false)]
+                {
+                    let config = heuristic(&problem, &device);
+                    assert_eq!(checked(&problem, config, &device), Ok(()), "{} {problem:?}", device.name);
+                    let cuts_blocks = paged.is_some_and(|page_size| page_size % 32 != 0);
+                    let pays = !(128..160).contains(&head_dim) || keys_per_scale != 1 || !cuts_blocks;
+                    let is_small = may_be_small && (pays || config.heads > 1);
+                    assert_eq!((config.block_m == 8, config.transposes(&problem)), (is_small, is_small), "{problem:?}");
+                    assert!(config.heads == 1 || is_small);
+                }
+            }
+        }
+    }
+    // An SM of an H200 holds the two CTAs of each that are asked for, and they run in even waves.
+    let [_, _, h200, _] = devices();
+    for keys_per_scale in [0, 1] {
+        let config = heuristic(&over_eight_bits(problem(64, 4, 1, 8192, 128), keys_per_scale), &h200);
+        assert_eq!([config.block_m, config.num_stages, config.ctas_per_sm, config.num_splits], [8, 2, 2, 1]);
+    }
+    // A record of the tile of 16 rows, whose products are not transposed, still serves.
+    let problem = over_eight_bits(problem(64, 4, 1, 8192, 128), 0);
+    let tall = DecodeKnobs { block_m: 16, ..heuristic(&problem, &h200) };
+    assert_eq!((checked(&problem, tall, &h200), tall.transposes(&problem)), (Ok(()), false));
 }

@@ -8,12 +8,12 @@
 // A block of keys into a tile, by kThreads threads in whole warps. The first keys_left rows and
 // cols_left columns are copied and the others zeroed, so that nothing past the sequence's end gets
 // into a product. `source` is the head's row 0, of the sequence or of page 0. The caller commits.
-template <class Tile, int kThreads>
+template <class Tile, int kThreads, class Pages>
 __device__ __forceinline__ void copy_keys(uint32 tile, const Element* source, const TensorView& view,
-                                          const KeyPages<kBlockN>& pages, int block, int keys_left, int cols_left, int thread) {
+                                          const Pages& pages, int block, int keys_left, int cols_left, int thread) {
     constexpr int kChunks = Tile::kCols / kVec;  // per row
     constexpr int kTotal = kBlockN * kChunks;
-    constexpr bool kIsEven = KeyPages<kBlockN>::kIsEven;
+    constexpr bool kIsEven = Pages::kIsEven;
     // Where a row's chunks divide the threads, a thread keeps its column and steps over rows.
     constexpr bool kKeepsColumn = kThreads % kChunks == 0;
     constexpr int kRowStep = kKeepsColumn ? kThreads / kChunks : 0;

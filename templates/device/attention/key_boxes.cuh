@@ -16,8 +16,8 @@ constexpr int kKeyBoxRows = kPageSize == 0 ? kBlockN : greatest_common_divisor(k
 // A block of keys into a tile. A whole warp calls it, and the thread with `issues` starts the
 // copies. `first_col` is the tile's. Keys past the sequence's end arrive as zeros, except that a
 // box in a page arrives whole.
-template <class Tile>
-__device__ __forceinline__ void load_boxes(uint32 tile, const TensorMap& map, uint32 barrier, const KeyPages<kBlockN>& pages,
+template <class Tile, class Pages>
+__device__ __forceinline__ void load_boxes(uint32 tile, const TensorMap& map, uint32 barrier, const Pages& pages,
                                            int block, int head, const MapRows& rows, bool issues, int first_col = 0) {
     if constexpr (kPageSize == 0) {
         if (!issues) return;

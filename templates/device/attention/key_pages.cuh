@@ -35,8 +35,10 @@ __device__ __forceinline__ int64 place_of_key(const KernelParams& params, const 
 }
 
 // The part of the table that the copy of one block of kKeys keys needs. It is fetched one block
-// ahead, so that no copy waits for it.
-template <int kKeys>
+// ahead, so that no copy waits for it. With kIsLate the table's entries become pages where they are
+// used: the compiler may otherwise put the first use of a load right behind it, where a warp waits
+// for the table in every block.
+template <int kKeys, bool kIsLate = false>
 struct KeyPages {
     // Whether the rows of a block are evenly apart: without pages, or if each block lies within one
     // page.
@@ -47,6 +49,7 @@ struct KeyPages {
     const int& num_pages;  // a reference into the constant bank saves a register
     int seqlen_k;
     // If kIsEven, the block's page. Otherwise lane l holds the pages of its keys l, l + 32, ...
+    // With kIsLate these are entries.
     int pages[kFetches];
 
     __device__ __forceinline__ KeyPages(const KernelParams& params, const Sequence& sequence)
@@ -72,19 +75,21 @@ struct KeyPages {
     __device__ __forceinline__ void take(const Entries& entries) {
         // The minimum is unsigned, so a negative entry becomes the last page too.
         #pragma unroll
-        for (int i = 0; i < kFetches; ++i) pages[i] = min(uint32(entries[i]), uint32(num_pages - 1));
+        for (int i = 0; i < kFetches; ++i) pages[i] = kIsLate ? entries[i] : page_of_entry(entries[i]);
     }
+    __device__ __forceinline__ int page_of_entry(int entry) const { return min(uint32(entry), uint32(num_pages - 1)); }
+    __device__ __forceinline__ int late(int entry) const { return kIsLate ? page_of_entry(entry) : entry; }
 
     // The page of a row of the block. All lanes of a warp call it.
     __device__ __forceinline__ int page_of(int row) const {
-        if constexpr (kIsEven) return pages[0];
+        if constexpr (kIsEven) return late(pages[0]);
         int page = __shfl_sync(0xffffffff, pages[0], row % 32);
         #pragma unroll
         for (int i = 1; i < kFetches; ++i) {
             const int other = __shfl_sync(0xffffffff, pages[i], row % 32);
             if (row / 32 == i) page = other;
         }
-        return page;
+        return late(page);
     }
 
     // The place of a row of the block within its page.
@@ -94,7 +99,7 @@ struct KeyPages {
     __device__ __forceinline__ int64 place(const TensorView& view, int block) const {
         const int64 key = int64(block) * kKeys;
         if constexpr (kPageSize == 0) return key * view.stride_seqlen;
-        else return pages[0] * view.stride_batch + int64(uint32(key) % kPageKeys) * view.stride_seqlen;
+        else return late(pages[0]) * view.stride_batch + int64(uint32(key) % kPageKeys) * view.stride_seqlen;
     }
 
     // Elements from the head's row 0 to a row of the block, if rows are not evenly apart. All lanes

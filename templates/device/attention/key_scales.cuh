@@ -16,7 +16,7 @@ class BlockScales {
     const KernelParams& params;
     const Sequence& sequence;
     const ScaleRow k_row, v_row;
-    uint32 pages[kShares] = {};  // of the keys of the block after next
+    uint32 entries[kShares] = {};  // of the keys of the block after next, in the table
     float next_k[kShares], next_v[kShares];
 
     // Lane l has the keys l, l + 32, ... of a block.
@@ -29,8 +29,7 @@ class BlockScales {
             #pragma unroll
             for (int i = 0; i < kShares; ++i) {
                 const int key = key_of(block, i);
-                // The minimum is unsigned, so a negative entry becomes the last page too.
-                pages[i] = exists(block, key) ? min(uint32(__ldg(table + uint32(key) / kPageKeys)), uint32(params.num_pages - 1)) : 0;
+                entries[i] = exists(block, key) ? __ldg(table + uint32(key) / kPageKeys) : 0;
             }
         }
     }
@@ -39,8 +38,11 @@ class BlockScales {
         for (int i = 0; i < kShares; ++i) {
             const int key = kKeysPerScale == 1 ? key_of(block, i) : block * kKeys;
             const bool is_there = exists(block, key);
-            next_k[i] = is_there ? k_row.of(key, pages[i]) : 0.f;
-            next_v[i] = is_there ? v_row.of(key, pages[i]) : 0.f;
+            // An entry becomes a page here: right behind its load a warp would wait for the table
+            // in every block. The minimum is unsigned, so a negative entry becomes the last page.
+            const uint32 page = kPageSize > 0 && kKeysPerScale == 1 ? min(entries[i], uint32(params.num_pages - 1)) : 0;
+            next_k[i] = is_there ? k_row.of(key, page) : 0.f;
+            next_v[i] = is_there ? v_row.of(key, page) : 0.f;
         }
     }
 
@@ -84,19 +86,21 @@ public:
     }
 };
 
-// What a warp does with the scales, in accumulators of mma.
+// What a warp does with the scales, in accumulators of mma, or of transposed products
+// (products/transposed.cuh).
 //
 // The scale of k that all keys of a sequence share is a factor of the softmax, unless scores are
 // modified before it. Other scales of k multiply scores, and those of v multiply weights after the
 // softmax has summed them. O is multiplied at the end by what all weights lack.
-class KeyScales : public BlockScales<kBlockN> {
+template <bool kIsTransposed>
+class AccumulatorScales : public BlockScales<kBlockN> {
     // A power of two that scales of v are divided by before they multiply weights, since these are
     // fp16 and v may be small throughout. 0 before the first block.
     float unit = kKeysPerScale == 0 ? 1.f : 0.f;
 
 public:
     // The first two blocks of the warp.
-    __device__ __forceinline__ KeyScales(const KernelParams& params, const Sequence& sequence, int head_kv, int lane, int first, int second)
+    __device__ __forceinline__ AccumulatorScales(const KernelParams& params, const Sequence& sequence, int head_kv, int lane, int first, int second)
         : BlockScales(params, sequence, head_kv, lane, first, second) {}
 
     // The factor of scores that the softmax applies.
@@ -112,8 +116,7 @@ public:
     __device__ __forceinline__ void scale_weights(float (&p)[kM][kN][4], float (&o)[kM][kO][4]) {
         if constexpr (kKeysPerScale != 0) {
             keep_range(o);
-            // Before the first scale above 0, no unit is set, and the block's scales are all 0.
-            scale_keys(p, v, unit == 0.f ? 1.f : 1.f / unit);
+            scale_keys(p, v, inverse(unit));
         }
     }
 
@@ -126,12 +129,24 @@ public:
 private:
     template <int kM, int kN, class Values>
     __device__ __forceinline__ void scale_keys(float (&s)[kM][kN][4], const Values& scales, float factor) const {
-        #pragma unroll
-        for (int n = 0; n < kN; ++n) {
-            const int key = n * 8 + lane % 4 * 2;
-            const float even = scale_of(scales, key) * factor, odd = scale_of(scales, key + 1) * factor;
+        if constexpr (kIsTransposed) {
             #pragma unroll
-            for (int m = 0; m < kM; ++m) s[m][n][0] *= even, s[m][n][1] *= odd, s[m][n][2] *= even, s[m][n][3] *= odd;
+            for (int n = 0; n < kN; ++n) {
+                #pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const float scale = scale_of(scales, n * 16 + h * 8 + lane / 4) * factor;
+                    #pragma unroll
+                    for (int m = 0; m < kM; ++m) s[m][n][h] *= scale, s[m][n][2 + h] *= scale;
+                }
+            }
+        } else {
+            #pragma unroll
+            for (int n = 0; n < kN; ++n) {
+                const int key = n * 8 + lane % 4 * 2;
+                const float even = scale_of(scales, key) * factor, odd = scale_of(scales, key + 1) * factor;
+                #pragma unroll
+                for (int m = 0; m < kM; ++m) s[m][n][0] *= even, s[m][n][1] *= odd, s[m][n][2] *= even, s[m][n][3] *= odd;
+            }
         }
     }
 
@@ -157,9 +172,13 @@ private:
         // Bits of positive numbers are ordered as the numbers are.
         if constexpr (kKeysPerScale == 1) largest = largest_of_warp(largest);
         if (__uint_as_float(largest) <= 16.f * unit) return;
-        // A normal number, also for a subnormal scale: the first unit is 0.
-        const float raised = __uint_as_float(max(largest & 0x7f800000, 0x00800000u));
-        multiply(o, unit / raised);
+        // A normal number whose inverse is normal, also for a subnormal scale: the first unit is 0.
+        const float raised = __uint_as_float(min(max(largest & 0x7f800000, 0x00800000u), 0x7e800000u));
+        multiply(o, unit * inverse(raised));
         unit = raised;
     }
+
+    // 1 over a power of two, without a division. Before the first scale above 0 the unit is 0, and
+    // so are all scales of the block.
+    static __device__ __forceinline__ float inverse(float power) { return __uint_as_float(0x7f000000 - __float_as_uint(power)); }
 };

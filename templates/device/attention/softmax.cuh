@@ -17,12 +17,14 @@ struct RowsOfQuads {
     static __device__ __forceinline__ float sum(float x) { return quad_sum(x); }
 };
 
-// Rows that are columns of mma, in transposed products (products/keys_four.cuh). A tile has 8. A
-// lane has 2t (r = 0) and 2t + 1 (r = 1), and the lanes of the same t share rows. Weights are
-// larger, so that products with small scales stay in fp16's range. Each lane asks for its own keys
-// whether the reference moves, so most blocks exchange no maximum.
+// Rows that are columns of mma, in transposed products (products/transposed.cuh). A tile has 8. A
+// lane has 2t (r = 0) and 2t + 1 (r = 1), and the lanes of the same t share rows. Each lane asks
+// for its own keys whether the reference moves, so most blocks exchange no maximum. Weights at the
+// reference are 2^kLog2. Beside int4 they are larger than 1, so that products with small scales
+// stay in fp16's range.
+template <int kLog2>
 struct RowsOfColumns {
-    static constexpr float kWeightLog2 = 6.f;
+    static constexpr float kWeightLog2 = kLog2;
     static constexpr bool kExchangesLate = true;
 
     static __device__ __forceinline__ float max(float x) { return join(x, [](float a, float b) { return fmaxf(a, b); }); }

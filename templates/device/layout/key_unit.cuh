@@ -6,11 +6,6 @@
 
 constexpr int kKeyUnit = kKeyFormat == 0 ? 1 : kKeyFormat == kInt4 ? 4 : 2;
 
-// Beside int4 products are transposed (products/keys_four.cuh): an accumulator of mma has 8 rows of
-// Q by 16 keys, else 16 rows by 8 keys.
-constexpr bool kTransposes = kKeyFormat == kInt4;
-constexpr int kTileRows = kTransposes ? 8 : 16;
-
 // Columns of a row of `dim` numbers. A row of int4 ends with its scales and zeros and with padding
 // to 16 bytes (src/four.rs).
 constexpr int key_cols(int dim) {

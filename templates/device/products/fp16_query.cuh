@@ -11,7 +11,7 @@
 #include "device/ptx/eight.cuh"
 #include "device/ptx/shared.cuh"
 
-constexpr bool kConvertsQuery = kIsBf16 || kTransposes;
+constexpr bool kConvertsQuery = kIsBf16 || kKeyFormat == kInt4;
 
 // Turns a tile of Q from bf16 or fp16 to fp16. A row is divided by a power of two that puts its
 // largest element at 2^14, and the padding behind the row holds the power. All kThreads threads

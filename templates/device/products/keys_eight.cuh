@@ -14,6 +14,8 @@
 #include "device/products/fp16_query.cuh"
 #include "device/products/gemm_sm80.cuh"
 
+using KeyScales = AccumulatorScales<false>;
+
 constexpr int kKSteps = (kHeadDim + 15) / 16;
 
 // One k-step of a warp's rows of Q.

@@ -7,10 +7,7 @@
 // the weights of its keys are before (P V). The zeros' part is one product for four groups, with
 // the scales and zeros as they lie in the row.
 //
-// Products are transposed: keys or V's columns are the 16 rows of mma, and 8 rows of Q are its
-// columns. So few rows of Q leave no half of mma idle, and a lane scales the sums of two keys. A
-// lane holds rows 2t and 2t + 1 (r = 0, 1) of each 8, and keys g and g + 8 (h = 0, 1) of each 16.
-// An accumulator has them at 2r + h.
+// Products are transposed (transposed.cuh), so that a lane scales the sums of two keys.
 //
 // - In 32 inner dimensions of Q K^T, a lane has 8t to 8t + 7. The first k-step has 8t, 8t + 4,
 //   8t + 1 and 8t + 5 where mma wants 2t, 2t + 1, 2t + 8 and 2t + 9, the second one the two columns
@@ -20,20 +17,12 @@
 // The scales of a row are read from its end, four groups at a time.
 
 #include "device/attention/group_scales.cuh"
-#include "device/products/fp16_query.cuh"
-#include "device/products/gemm_sm80.cuh"
+#include "device/products/transposed.cuh"
 
 constexpr int kKSteps = kHeadDim / 16;
 static_assert(kHeadDim % kKeyGroup == 0 && kHeadDimV % kKeyGroup == 0, "a row is whole groups");
 static_assert(kKeyGroup % 32 == 0, "32 columns have one scale");
 static_assert(kWarpsV == 1, "a warp has whole rows of V");
-
-// The order of a transposed accumulator.
-__device__ __forceinline__ void mma_transposed(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
-    float sum[4] = {c[0], c[2], c[1], c[3]};
-    mma_k16_fp16(sum, a, b0, b1);
-    c[0] = sum[0], c[2] = sum[1], c[1] = sum[2], c[3] = sum[3];
-}
 
 // A word's numbers as fp16: pair i has the numbers at 4i bits in either half, times 2^-24 (0 and 2)
 // or 2^-20 (1 and 3).
@@ -93,17 +82,6 @@ struct QuerySums {
                 of[four][m][1] = floats_to_fp16_pair(0.f, sum - fp16_to_float(uint16(upper >> 16)));
             }
         }
-    }
-};
-
-// The powers of two of a lane's rows of Q, by which it multiplies scores.
-template <class Tile, int kM>
-struct ColumnFactors {
-    float of[kM][2];
-
-    __device__ __forceinline__ ColumnFactors(uint32 tile, int lane) {
-        #pragma unroll
-        for (int i = 0; i < kM * 2; ++i) of[i / 2][i % 2] = load_row_factor<Tile>(tile, i / 2 * 8 + lane % 4 * 2 + i % 2);
     }
 };
 
@@ -197,12 +175,6 @@ __device__ __forceinline__ void multiply_factors(float (&s)[kM][kN][4], const Fa
 }
 
 // ---- P V
-
-// Weights of 16 keys, 8 rows in a tile, as a B operand.
-__device__ __forceinline__ void pack_columns(uint32 (&b)[2], const float (&weights)[4]) {
-    #pragma unroll
-    for (int h = 0; h < 2; ++h) b[h] = transpose_matrix(floats_to_fp16_pair(weights[h], weights[2 + h]));
-}
 
 // O += P V for one k16 step. `tile_v` is moved to its rows. O's last tiles have the zeros' part, a
 // group in each second row of mma.

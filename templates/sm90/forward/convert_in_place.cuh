@@ -172,8 +172,8 @@ struct RowConverter {
                 uint2 one = bytes[nth % kAhead][0], other = bytes[nth % kAhead][1];
                 if (!kIsWhole && row + group * kStep >= rows_left) one = other = make_uint2(0, 0);
                 uint4 numbers, others;  // eight each
-                eight_to_fp16_pairs(one.x, numbers.x, numbers.y), eight_to_fp16_pairs(one.y, numbers.z, numbers.w);
-                eight_to_fp16_pairs(other.x, others.x, others.y), eight_to_fp16_pairs(other.y, others.z, others.w);
+                eight_to_fp16_pairs<false>(one.x, numbers.x, numbers.y), eight_to_fp16_pairs<false>(one.y, numbers.z, numbers.w);
+                eight_to_fp16_pairs<false>(other.x, others.x, others.y), eight_to_fp16_pairs<false>(other.y, others.z, others.w);
                 if constexpr (kIsScaled) {
                     if (nth % kTimes == 0) {
                         const float scale = load_float(scales + (row + group * kStep) * 4) * factor;

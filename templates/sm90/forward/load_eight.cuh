@@ -197,8 +197,8 @@ private:
         for (int nth = kBegin; nth < kEnd; ++nth) {
             const uint4& from = bytes[nth % kInFlight];
             uint4 first, second;  // eight numbers each
-            eight_to_fp16_pairs(from.x, first.x, first.y), eight_to_fp16_pairs(from.y, first.z, first.w);
-            eight_to_fp16_pairs(from.z, second.x, second.y), eight_to_fp16_pairs(from.w, second.z, second.w);
+            eight_to_fp16_pairs<false>(from.x, first.x, first.y), eight_to_fp16_pairs<false>(from.y, first.z, first.w);
+            eight_to_fp16_pairs<false>(from.z, second.x, second.y), eight_to_fp16_pairs<false>(from.w, second.z, second.w);
             const uint32 at = Chunk::of(nth).group * (32 * kBoxRowBytes) + Chunk::of(nth).box * (kBlockN * kBoxRowBytes);
             // Eight lanes write an even and an odd row, whose chunks lie in different banks.
             store_four_ints(even + at, first.x, first.y, first.z, first.w);

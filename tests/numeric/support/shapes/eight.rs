@@ -110,6 +110,9 @@ pub fn tiny_eight_bits() -> Vec<Case> {
         with(few(Dtype::Bf16, Eight::E5m2, 128, 64), |extras| (extras.page_size, extras.softcap) = (Some(3), 9.0)),
         Case { seqlen_q: 3, causal: Causal::BottomRight, ..paged(few(Dtype::Fp16, Eight::Int8, 128, 72)) },
         with(few(Dtype::Bf16, Eight::E4m3, 1, 64), |extras| (extras.key_starts, extras.sinks) = (true, true)),
+        // CTAs of several heads, whose rows of 64 bytes lie one after the other or do not.
+        paged(Case { num_heads_kv: 4, ..few(Dtype::Bf16, Eight::E4m3, 1, 64) }),
+        Case { num_heads_kv: 8, strides: Strides::Gaps, ..few(Dtype::Fp16, Eight::Int8, 0, 64) },
     ])
 }
 
