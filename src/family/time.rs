@@ -51,16 +51,27 @@ pub struct Work {
 
 impl Work {
     pub fn us(&self, device: &Device) -> f64 {
+        self.us_of_span(self.span(Work::span_of_few), device)
+    }
+
+    /// No more than `us`, and near it. It lays no tiles on slots one by one, which takes up to a
+    /// hundred times as long as the rest.
+    pub fn least_us(&self, device: &Device) -> f64 {
+        self.us_of_span(self.span(Work::least_span_of_few), device)
+    }
+
+    fn us_of_span(&self, span: f64, device: &Device) -> f64 {
         let rate = MEMORY_RATE * device.memory_bytes_per_second as f64 / 1e6;
         let moved = |bytes: f64| if rate > 0.0 { bytes / rate } else { 0.0 };
-        let span = (self.span().powf(LOAD_POWER) + self.load_cycles.powf(LOAD_POWER)).powf(1.0 / LOAD_POWER);
+        let span = (span.powf(LOAD_POWER) + self.load_cycles.powf(LOAD_POWER)).powf(1.0 / LOAD_POWER);
         let main = (span / CYCLES_PER_US).hypot(moved(self.bytes_under));
         self.launch_us + main + moved(self.bytes_beside)
     }
 
     /// Cycles until the last tile ends. Equal tiles run in whole waves. Tiles that differ are drawn
-    /// one by one, so that all SMs end within about half of the shortest tile.
-    fn span(&self) -> f64 {
+    /// one by one, so that all SMs end within about half of the shortest tile. `of_few` gives the
+    /// cycles of few such tiles.
+    fn span(&self, of_few: impl Fn(&Work) -> f64) -> f64 {
         let count: f64 = self.tiles.iter().map(|tiles| tiles.count).sum();
         let total: f64 = self.tiles.iter().map(|tiles| tiles.count * tiles.cycles).sum();
         let longest = self.tiles.iter().map(|tiles| tiles.cycles).fold(0.0, f64::max);
@@ -81,10 +92,31 @@ impl Work {
             };
             waves * longest + last_wave
         } else if count <= FEW_TILES * self.slots {
-            if self.slots_per_sm == 1.0 { self.span_of_drawn() } else { self.span_of_shared() }
+            of_few(self)
         } else {
             longest.max(total / self.slots + 0.5 * shortest)
         }
+    }
+
+    fn span_of_few(&self) -> f64 {
+        if self.slots_per_sm == 1.0 { self.span_of_drawn() } else { self.span_of_shared() }
+    }
+
+    /// No more than `span_of_few`: the longest tile, or all tiles' share of the SMs. A tile takes
+    /// an SM alone, or a slot's share of it while the other slots are busy. Tiles are drawn in
+    /// whole numbers and cycles, which may leave out a tile, and a cycle of each.
+    fn least_span_of_few(&self) -> f64 {
+        let (mut total, mut most, mut longest) = (0.0, 0.0f64, 0.0f64);
+        for &Tiles { count, cycles, alone } in &self.tiles {
+            let (of_sm, whole) = match self.slots_per_sm {
+                1.0 => (cycles, cycles),
+                slots => (alone.min(cycles / slots), alone.min(cycles)),
+            };
+            total += count * (of_sm - 1.0);
+            most = most.max(of_sm);
+            longest = if count >= 1.0 { longest.max(whole - 1.0) } else { longest };
+        }
+        longest.max((total - most) * self.slots_per_sm / self.slots)
     }
 
     /// Two and a half causal tiles for each slot take a tenth longer than their share of the slots;
@@ -233,24 +265,36 @@ mod tests {
         }
     }
 
+    /// Random numbers below a limit.
+    fn generator(mut state: u64) -> impl FnMut(u64) -> u64 {
+        move |below| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % below
+        }
+    }
+
+    fn span(work: &Work) -> f64 {
+        work.span(Work::span_of_few)
+    }
+
     #[test]
     fn equal_tiles_run_in_whole_waves() {
-        assert_eq!(work(&[(100.0, 10.0)]).span(), 10.0);
-        assert_eq!(work(&[(101.0, 10.0)]).span(), 20.0);
+        assert_eq!(span(&work(&[(100.0, 10.0)])), 10.0);
+        assert_eq!(span(&work(&[(101.0, 10.0)])), 20.0);
     }
 
     #[test]
     fn tiles_that_differ_take_the_longest_or_their_share() {
-        assert_eq!(work(&[(50.0, 10.0), (50.0, 30.0)]).span(), 30.0);
-        assert_eq!(work(&[(1000.0, 10.0), (1000.0, 30.0)]).span(), 405.0);
-        assert_eq!(work(&[(200.0, 1.0), (1.0, 30.0)]).span(), 30.0);
+        assert_eq!(span(&work(&[(50.0, 10.0), (50.0, 30.0)])), 30.0);
+        assert_eq!(span(&work(&[(1000.0, 10.0), (1000.0, 30.0)])), 405.0);
+        assert_eq!(span(&work(&[(200.0, 1.0), (1.0, 30.0)])), 30.0);
     }
 
     #[test]
     fn few_drawn_tiles_end_unevenly() {
         let drawn = |kinds: &[f64], of_each| {
             let tiles = kinds.iter().map(|cycles| (of_each, *cycles)).collect::<Vec<_>>();
-            work(&tiles).span()
+            span(&work(&tiles))
         };
         assert_eq!(drawn(&[40.0, 30.0, 20.0, 10.0], 50.0), 50.0, "the longest with the shortest");
         assert_eq!(drawn(&[50.0, 40.0, 30.0, 20.0, 10.0], 50.0), 80.0, "the share of the slots is 75");
@@ -272,11 +316,7 @@ mod tests {
             }
             *ends.iter().max().unwrap() as f64
         };
-        let mut state = 1u64;
-        let mut random = |below: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 33) % below
-        };
+        let mut random = generator(1);
         for _ in 0..300 {
             let kinds = 1 + random(12);
             let tiles: Vec<(f64, f64)> =
@@ -287,10 +327,36 @@ mod tests {
     }
 
     #[test]
+    fn a_bound_of_the_time_is_no_longer_than_the_time_and_near_it() {
+        let mut random = generator(7);
+        let (mut ratios, device) = (Vec::new(), Device::typical(crate::device::Arch::Sm(9, 0)).unwrap());
+        for _ in 0..1000 {
+            let slots_per_sm = 1 + random(3);
+            let slots = slots_per_sm * (1 + random(140));
+            let kinds = 1 + random(64);
+            let heads = (1 + random(6 * slots)).div_ceil(kinds);
+            let (block, of_others) = (1000.0 + random(3000) as f64, random(120) as f64 / 100.0);
+            let tile = |nth: u64| {
+                let alone = 2000.0 + block * nth as f64;
+                let others = if slots_per_sm == 1 { 0.0 } else { of_others * (slots_per_sm - 1) as f64 };
+                Tiles { count: heads as f64, cycles: alone * (1.0 + others), alone }
+            };
+            let tiles = (0..kinds).map(tile).collect();
+            let (slots, slots_per_sm) = (slots as f64, slots_per_sm as f64);
+            let work = Work { tiles, slots, slots_per_sm, ..work(&[]) };
+            let (least, us) = (work.least_us(&device), work.us(&device));
+            assert!(least <= us * (1.0 + 1e-12), "{least} {us} {work:?}");
+            ratios.push(us / least);
+        }
+        ratios.sort_by(f64::total_cmp);
+        assert!(ratios[ratios.len() / 2] < 1.1, "{}", ratios[ratios.len() / 2]);
+    }
+
+    #[test]
     fn slots_that_share_an_sm_run_faster_alone() {
         let shared = |tiles: &[(f64, f64, f64)]| {
             let tiles = tiles.iter().map(|&(count, cycles, alone)| Tiles { count, cycles, alone }).collect();
-            Work { tiles, slots_per_sm: 2.0, ..work(&[]) }.span()
+            span(&Work { tiles, slots_per_sm: 2.0, ..work(&[]) })
         };
         assert_eq!(shared(&[(50.0, 10.0, 6.0)]), 6.0, "a tile on each SM");
         assert_eq!(shared(&[(51.0, 10.0, 6.0)]), 10.0);

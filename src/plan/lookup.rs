@@ -21,7 +21,7 @@
 
 use super::canonical::{Canonical, canonical};
 use super::key::{self, Class};
-use super::predicted::Model;
+use super::predicted::{Fitting, Model};
 use super::record::Record;
 use crate::config::Config;
 use crate::device::Device;
@@ -106,8 +106,8 @@ pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choic
     }
     let has_tried = |record: &Record| record.has_tried(preferred.family);
     let tried = of_the_class(known, problem, device, &|record| has_tried(record));
-    let mut choices = from_records(tried.clone(), problem, device);
-    let untried = from_records(of_the_class(known, problem, device, &|record| !has_tried(record)), problem, device);
+    let mut choices = from_records(tried.clone(), problem);
+    let untried = from_records(of_the_class(known, problem, device, &|record| !has_tried(record)), problem);
     let why = match choices.is_empty() && !untried.is_empty() {
         true => format!("the records of {} did not try {}", Class::of(problem), preferred.family.name()),
         false => format!("no record of {}", Class::of(problem)),
@@ -126,12 +126,12 @@ pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choic
 }
 
 /// The choices of these records: the nearest shape of each source.
-fn from_records(records: BySource, problem: &Canonical, device: &Device) -> Vec<Choice> {
+fn from_records(records: BySource, problem: &Canonical) -> Vec<Choice> {
     let mut nearest: Vec<(f64, Choice)> = records
         .into_iter()
         .filter_map(|(source, records)| {
-            let (distance, record) = nearest_shape(records, problem)?;
-            Some((distance, from_record(source, record, problem, device)))
+            let (distance, fitting) = nearest_shape(records, problem)?;
+            Some((distance, from_record(source, fitting, problem)))
         })
         .collect();
     // A record of another shape is a guess, and so is one of another GPU. The sort keeps the order
@@ -144,51 +144,51 @@ fn from_records(records: BySource, problem: &Canonical, device: &Device) -> Vec<
     nearest.into_iter().map(|(_, choice)| choice).collect()
 }
 
-type BySource = [(Source, Vec<Arc<Record>>); 5];
+type BySource = [(Source, Vec<Fitting>); 5];
 
 /// The records of the problem's class whose configs fit it, by source.
 fn of_the_class(known: &Known, problem: &Canonical, device: &Device, passes: &dyn Fn(&Record) -> bool) -> BySource {
-    let (class, device_key) = (Class::of(problem), key::device_key(device));
-    let fits = |record: &&Arc<Record>| {
-        Class::of(&record.problem) == class
-            && passes(record)
-            && family::check(problem, &config_of(record, problem, device), device).is_ok()
+    let (class, key, device_key) = (Class::of(problem), key::record_key(problem), key::device_key(device));
+    let is_of_class =
+        |record: &&Arc<Record>| record.arch == device.arch && Class::of(&record.problem) == class && passes(record);
+    let is_here = |record: &Record| record.device_key() == device_key;
+    let fitting = |record: &Arc<Record>| {
+        let config = config_of(record, &key, &device_key, problem, device);
+        family::check(problem, &config, device).is_ok().then(|| Fitting { record: Arc::clone(record), config })
     };
-    let here = |records: &'_ [Arc<Record>]| -> Vec<Arc<Record>> {
-        records.iter().filter(fits).filter(|record| record.device_key() == device_key).cloned().collect()
+    let here = |records: &[Arc<Record>]| -> Vec<Fitting> {
+        records.iter().filter(is_of_class).filter(|record| is_here(record)).filter_map(fitting).collect()
     };
-    let elsewhere = known
-        .machine
-        .iter()
-        .chain(&known.pack)
-        .chain(&known.shipped)
-        .filter(|record| record.arch == device.arch)
-        .filter(fits)
-        .filter(|record| record.device_key() != device_key);
+    let all = known.machine.iter().chain(&known.pack).chain(&known.shipped);
+    let elsewhere = all.filter(is_of_class).filter(|record| !is_here(record)).filter_map(fitting);
     [
         (Source::Process, here(&known.process)),
         (Source::Machine, here(&known.machine)),
         (Source::Pack, here(&known.pack)),
         (Source::Shipped, here(&known.shipped)),
-        (Source::NearestGpu, only_nearest_gpu(elsewhere.cloned().collect(), device)),
+        (Source::NearestGpu, only_nearest_gpu(elsewhere.collect(), device)),
     ]
 }
 
-/// Those of the records of a class that correct predictions: this device's and, for shapes that it
-/// has none of, near ones of the nearest GPUs; or all of the nearest GPUs where it has none at all.
-fn calibrating(records: BySource, problem: &Canonical) -> Vec<Arc<Record>> {
+/// Those of the records of a class that correct predictions, nearest first: this device's and, for
+/// shapes that it has none of, near ones of the nearest GPUs; or all of the nearest GPUs where it
+/// has none at all.
+fn calibrating(records: BySource, problem: &Canonical) -> Vec<Fitting> {
     let [process, machine, pack, shipped, nearest_gpus] = records.map(|(_, records)| records);
     let own: Vec<_> = process.into_iter().chain(machine).chain(pack).chain(shipped).collect();
     let has_own = !own.is_empty();
-    let is_of_use = |record: &Arc<Record>| !has_own || key::distance(&record.problem, problem) <= NEAR;
-    let mut known: Vec<Arc<Record>> = Vec::new();
+    let with_distance = |fitting: Fitting| (key::distance(&fitting.record.problem, problem), fitting);
+    let nearest_gpus =
+        nearest_gpus.into_iter().map(with_distance).filter(|(distance, _)| !has_own || *distance <= NEAR);
+    let mut known: Vec<(f64, Fitting)> = Vec::new();
     // The earlier source knows better.
-    for record in own.into_iter().chain(nearest_gpus.into_iter().filter(is_of_use)) {
-        if known.iter().all(|other| other.key != record.key) {
-            known.push(record);
+    for (distance, fitting) in own.into_iter().map(with_distance).chain(nearest_gpus) {
+        if known.iter().all(|(_, other)| other.record.key != fitting.record.key) {
+            known.push((distance, fitting));
         }
     }
-    known
+    known.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.record.key.cmp(&b.1.record.key)));
+    known.into_iter().map(|(_, fitting)| fitting).collect()
 }
 
 /// The config with the least predicted time, if that is well below the time of the first choice.
@@ -209,8 +209,8 @@ fn predicted(
     let model = Model::of(&records, problem, device);
     let first_us = model.us(&first.config)?;
     // Among equal times the first is taken: a measured config before one that was not.
-    let timed = among(&model, problem, device, heuristic);
-    let (us, config) = timed.into_iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
+    let configs = among(&records, problem, device, heuristic);
+    let (us, config) = model.fastest(&configs).map(|(us, config)| (us, config.clone()))?;
     let is_usable = us < (1.0 - GAIN) * first_us && family::check(problem, &config, device).is_ok();
     is_usable.then(|| {
         let calibrated = match &first.record {
@@ -222,17 +222,17 @@ fn predicted(
     })
 }
 
-/// The configs among which the model chooses, each with its predicted time: those of the class's
-/// records, nearest first, the heuristic's, and the family's alternatives.
-fn among(model: &Model, problem: &Canonical, device: &Device, heuristic: &Config) -> Vec<(f64, Config)> {
-    let mut candidates: Vec<Config> = Vec::new();
-    let of_records = model.records().map(|record| config_of(record, problem, device));
+/// The configs among which the model chooses: those that the class's records give, nearest first,
+/// the heuristic's, and the family's alternatives.
+fn among(records: &[Fitting], problem: &Canonical, device: &Device, heuristic: &Config) -> Vec<Config> {
+    let mut configs: Vec<Config> = Vec::new();
+    let of_records = records.iter().map(|fitting| fitting.config.clone());
     for config in of_records.chain([heuristic.clone()]).chain(family::alternatives(problem, device)) {
-        if !candidates.contains(&config) {
-            candidates.push(config);
+        if !configs.contains(&config) {
+            configs.push(config);
         }
     }
-    candidates.into_iter().filter_map(|config| Some((model.us(&config)?, config))).collect()
+    configs
 }
 
 /// The configs among which a lookup chooses by the model, with the microseconds that it predicts,
@@ -240,8 +240,10 @@ fn among(model: &Model, problem: &Canonical, device: &Device, heuristic: &Config
 pub fn candidates(known: &Known, problem: &Canonical, device: &Device) -> Vec<(f64, Config)> {
     let heuristic = family::heuristic(problem, device);
     let records = tried_and_calibrating(known, problem, device);
-    let mut timed = among(&Model::of(&records, problem, device), problem, device, &heuristic);
-    timed.retain(|(_, config)| family::check(problem, config, device).is_ok());
+    let model = Model::of(&records, problem, device);
+    let configs = among(&records, problem, device, &heuristic).into_iter();
+    let fits = |config: &Config| family::check(problem, config, device).is_ok();
+    let mut timed: Vec<_> = configs.filter(fits).filter_map(|config| Some((model.us(&config)?, config))).collect();
     timed.sort_by(|a, b| a.0.total_cmp(&b.0));
     timed
 }
@@ -260,7 +262,7 @@ pub fn predicted_times(known: &Known, problem: &Canonical, configs: &[&Config], 
 }
 
 /// The records that correct predictions for a problem: those that tried its preferred family.
-fn tried_and_calibrating(known: &Known, problem: &Canonical, device: &Device) -> Vec<Arc<Record>> {
+fn tried_and_calibrating(known: &Known, problem: &Canonical, device: &Device) -> Vec<Fitting> {
     let preferred = family::heuristic(problem, device).family;
     calibrating(of_the_class(known, problem, device, &|record| record.has_tried(preferred)), problem)
 }
@@ -369,19 +371,19 @@ pub fn proven(known: &Known, problem: &Canonical, device: &Device) -> Vec<Config
     configs
 }
 
-/// The config that a record gives a problem: its own, or the one adapted to this GPU or carried
-/// over to another shape.
-fn config_of(record: &Record, problem: &Canonical, device: &Device) -> Config {
+/// The config that a record gives a problem of this key: its own, or the one adapted to this GPU or
+/// carried over to another shape.
+fn config_of(record: &Record, key: &str, device_key: &str, problem: &Canonical, device: &Device) -> Config {
     // Problems of one key may differ in what a config needs: 128 keys are one tile, 150 are two.
     let fits = || family::check(problem, &record.config, device).is_ok();
-    match record.key == key::record_key(problem) && fits() {
-        true if record.device_key() == key::device_key(device) => record.config.clone(),
+    match record.key == key && fits() {
+        true if record.device_key() == device_key => record.config.clone(),
         true => family::on_another_gpu(&record.config, problem, device),
         false => family::carried_over(&record.config, &record.problem, problem, device),
     }
 }
 
-fn from_record(source: Source, record: Arc<Record>, problem: &Canonical, device: &Device) -> Choice {
+fn from_record(source: Source, Fitting { record, config }: Fitting, problem: &Canonical) -> Choice {
     let is_exact = record.key == key::record_key(problem);
     let origin = match source {
         Source::Process => "tuned in this process".to_owned(),
@@ -395,7 +397,6 @@ fn from_record(source: Source, record: Arc<Record>, problem: &Canonical, device:
         Some(default_us) if default_us > record.median_us => format!(" where the default took {default_us:.1}"),
         _ => String::new(),
     };
-    let config = config_of(&record, problem, device);
     let measured_there = if is_exact { "" } else { " there" };
     let changed = record.config.knobs.iter().filter(|(knob, value)| config.get(knob) != Some(**value));
     let with = changed.fold(String::new(), |text, (knob, value)| format!("{text} with {knob}={value}"));
@@ -411,24 +412,26 @@ fn from_record(source: Source, record: Arc<Record>, problem: &Canonical, device:
 /// The record with the nearest shape, and before all the one of exactly this shape: others of as
 /// many batch entries x heads are at distance 0 too. Ties go to the first key, so that the order of
 /// records does not matter.
-fn nearest_shape(records: Vec<Arc<Record>>, problem: &Canonical) -> Option<(f64, Arc<Record>)> {
+fn nearest_shape(records: Vec<Fitting>, problem: &Canonical) -> Option<(f64, Fitting)> {
     let exact = key::record_key(problem);
     let is_other = |record: &Record| record.key != exact;
     let distance = |record: &Record| if is_other(record) { key::distance(&record.problem, problem) } else { 0.0 };
-    let order = |a: &(f64, Arc<Record>), b: &(f64, Arc<Record>)| {
-        let exact_first = is_other(&a.1).cmp(&is_other(&b.1));
-        exact_first.then(a.0.total_cmp(&b.0)).then_with(|| a.1.key.cmp(&b.1.key))
+    let order = |a: &(f64, Fitting), b: &(f64, Fitting)| {
+        let (first, second) = (&a.1.record, &b.1.record);
+        let exact_first = is_other(first).cmp(&is_other(second));
+        exact_first.then(a.0.total_cmp(&b.0)).then_with(|| first.key.cmp(&second.key))
     };
-    records.into_iter().map(|record| (distance(&record), record)).min_by(order)
+    records.into_iter().map(|fitting| (distance(&fitting.record), fitting)).min_by(order)
 }
 
 /// Keeps the records of the GPUs whose number of SMs is nearest, one of each key: the first by the
 /// GPU's name.
-fn only_nearest_gpu(mut records: Vec<Arc<Record>>, device: &Device) -> Vec<Arc<Record>> {
-    let apart = |record: &Record| (f64::from(record.sm_count.max(1)) / f64::from(device.sm_count.max(1))).ln().abs();
-    let nearest = records.iter().map(|record| apart(record)).min_by(f64::total_cmp);
-    records.retain(|record| Some(apart(record)) == nearest);
-    records.sort_by_cached_key(|record| (record.key.clone(), record.device_key()));
-    records.dedup_by(|later, first| later.key == first.key);
+fn only_nearest_gpu(mut records: Vec<Fitting>, device: &Device) -> Vec<Fitting> {
+    let apart =
+        |fitting: &Fitting| (f64::from(fitting.record.sm_count.max(1)) / f64::from(device.sm_count.max(1))).ln().abs();
+    let nearest = records.iter().map(apart).min_by(f64::total_cmp);
+    records.retain(|fitting| Some(apart(fitting)) == nearest);
+    records.sort_by_cached_key(|fitting| (fitting.record.key.clone(), fitting.record.device_key()));
+    records.dedup_by(|later, first| later.record.key == first.record.key);
     records
 }

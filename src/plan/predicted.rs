@@ -18,10 +18,19 @@ use std::sync::Arc;
 /// Records that correct a prediction.
 const MOST_RECORDS: usize = 4;
 
+/// By how much a bound may exceed the time that it bounds, as a share of it.
+const ROUNDING: f64 = 1e-9;
+
+/// A record of a problem's class, with the config that it gives the problem.
+#[derive(Clone)]
+pub struct Fitting {
+    pub record: Arc<Record>,
+    pub config: Config,
+}
+
 pub struct Model<'a> {
     problem: &'a Problem,
     device: &'a Device,
-    nearest_first: Vec<&'a Record>,
     near: Vec<Measured<'a>>,
 }
 
@@ -35,32 +44,57 @@ struct Measured<'a> {
 }
 
 impl<'a> Model<'a> {
-    /// The model of a problem, corrected by the nearest of these records of its class.
-    pub fn of(records: &'a [Arc<Record>], problem: &'a Problem, device: &'a Device) -> Model<'a> {
-        let mut near: Vec<(f64, &Record)> =
-            records.iter().map(|record| (key::distance(&record.problem, problem), record.as_ref())).collect();
-        near.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.key.cmp(&b.1.key)));
-        let measured = |(distance, record): (f64, &'a Record)| {
+    /// The model of a problem, corrected by the first of these records of its class, of which the
+    /// nearest come first.
+    pub fn of(records: &'a [Fitting], problem: &'a Problem, device: &'a Device) -> Model<'a> {
+        let measured = |Fitting { record, .. }: &'a Fitting| {
             let device = Device { sm_count: record.sm_count, ..device.clone() };
             let winner = (record.median_us / modelled(&record.config, &record.problem, &device)?).ln();
+            let distance = key::distance(&record.problem, problem);
             Some(Measured { record, device, weight: 1.0 / (0.1 + distance * distance), winner })
         };
-        let nearest_first = near.iter().map(|(_, record)| *record).collect();
-        let near = near.into_iter().filter_map(measured).take(MOST_RECORDS).collect();
-        Model { problem, device, nearest_first, near }
-    }
-
-    /// The records of the class, nearest first.
-    pub fn records(&self) -> impl Iterator<Item = &'a Record> {
-        self.nearest_first.iter().copied()
+        Model { problem, device, near: records.iter().filter_map(measured).take(MOST_RECORDS).collect() }
     }
 
     /// Microseconds of a config; None where the family has no model of it.
     pub fn us(&self, config: &Config) -> Option<f64> {
         let modelled_us = modelled(config, self.problem, self.device)?;
+        self.corrected(modelled_us, |measured| measured.correction(config))
+    }
+
+    /// The one of these configs with the least time, and that time; the first of equal ones. Most
+    /// configs are passed over by a bound of their time: laying tiles on SMs takes longest.
+    pub fn fastest<'c>(&self, configs: &'c [Config]) -> Option<(f64, &'c Config)> {
+        let bound_of =
+            |config: &Config, modelled_us| self.corrected(modelled_us, |measured| measured.least_correction(config));
+        let bounded = |(index, config): (usize, &'c Config)| {
+            let least_us = family::work(self.problem, config, self.device)?.least_us(self.device);
+            Some((bound_of(config, least_us)?, index, config))
+        };
+        let mut bounded: Vec<(f64, usize, &Config)> = configs.iter().enumerate().filter_map(bounded).collect();
+        bounded.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut best: Option<(f64, usize, &Config)> = None;
+        for (bound, index, config) in bounded {
+            let is_slower = |us: f64| best.is_some_and(|(best_us, ..)| us > (1.0 + ROUNDING) * best_us);
+            if is_slower(bound) {
+                break;
+            }
+            let modelled_us = modelled(config, self.problem, self.device)?;
+            if bound_of(config, modelled_us).is_none_or(is_slower) {
+                continue;
+            }
+            let Some(us) = self.corrected(modelled_us, |measured| measured.correction(config)) else { continue };
+            if best.is_none_or(|(best_us, first, _)| (us, index) < (best_us, first)) {
+                best = Some((us, index, config));
+            }
+        }
+        best.map(|(us, _, config)| (us, config))
+    }
+
+    fn corrected(&self, modelled_us: f64, correction: impl Fn(&Measured) -> Option<f64>) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
         for measured in &self.near {
-            sum += measured.weight * measured.correction(config)?;
+            sum += measured.weight * correction(measured)?;
             weights += measured.weight;
         }
         let correction = if weights > 0.0 { sum / weights } else { 0.0 };
@@ -69,6 +103,12 @@ impl<'a> Model<'a> {
 }
 
 impl Measured<'_> {
+    /// No more than `correction`, and mostly without a model of the record's shape.
+    fn least_correction(&self, config: &Config) -> Option<f64> {
+        let is_runner_up = self.record.runner_up.iter().any(|other| other.config == *config);
+        if is_runner_up { self.correction(config) } else { Some(self.winner) }
+    }
+
     /// The logarithm of the factor by which the model errs for a config at the record's shape.
     fn correction(&self, config: &Config) -> Option<f64> {
         let record = self.record;

@@ -262,14 +262,13 @@ impl BackwardKnobs {
         let Some(direct_dq) = tiles else { return summed };
         let rows = [128, 112, 96, 80, 64].into_iter().filter(|rows| *rows <= self.block_m);
         let direct = rows.map(|block_m| BackwardKnobs { block_m, direct_dq, split_waves: 0, ..self });
-        let timed = direct.filter(|knobs| knobs.fits(problem, device)).map(|knobs| (knobs.us(problem, device), knobs));
-        let best = timed.min_by(|(a, _), (b, _)| a.total_cmp(b));
+        let fitting = direct.filter(|knobs| knobs.fits(problem, device));
         let share = match (direct_dq, problem.head_dim.max(problem.head_dim_v)) {
             (..=2, _) => 1.0,
             (_, ..=64) => WORTH_DOING_WHOLE,
             _ => WORTH_DOING_WHOLE_WIDE,
         };
-        best.filter(|(us, _)| *us < share * summed.us(problem, device)).map_or(summed, |(_, knobs)| knobs)
+        fastest(fitting, share * summed.us(problem, device), problem, device).unwrap_or(summed)
     }
 
     /// Whether its tiles are alike, each of one query head, and three quarters of the SMs have one.
@@ -303,9 +302,7 @@ impl BackwardKnobs {
             _ => WORTH_SPLITTING,
         };
         let split = unsplit.with_splits(problem, device).into_iter();
-        let timed = split.map(|knobs| (knobs.us(problem, device), knobs));
-        let best = timed.min_by(|(a, _), (b, _)| a.total_cmp(b));
-        best.filter(|(us, _)| *us < share * work.us(device)).map_or(unsplit, |(_, knobs)| knobs)
+        fastest(split, share * work.us(device), problem, device).unwrap_or(unsplit)
     }
 
     /// Whether a thread of each consumer warpgroup has the registers that it needs at least: those
@@ -339,6 +336,25 @@ impl BackwardKnobs {
         let given = self.kernel(problem).registers();
         gradients + scores + 12 <= given.consumer && last + 12 <= given.last_consumer
     }
+}
+
+/// The one of these configs that is expected to take the least time, the first of equal ones, if
+/// that is less than `most_us`. Most are passed over by a bound of their time.
+fn fastest(
+    configs: impl Iterator<Item = BackwardKnobs>,
+    most_us: f64,
+    problem: &Problem,
+    device: &Device,
+) -> Option<BackwardKnobs> {
+    let (mut best, mut best_us) = (None, most_us);
+    for knobs in configs {
+        let work = knobs.largest_work(problem, device).filter(|work| work.least_us(device) < best_us);
+        let us = work.map_or(f64::INFINITY, |work| work.us(device));
+        if us < best_us {
+            (best, best_us) = (Some(knobs), us);
+        }
+    }
+    best
 }
 
 fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {

@@ -261,6 +261,9 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
         let turns = alone.powf(costs.shared_power) + (ctas * consumers * each).powf(costs.shared_power);
         (1.0 + of_long_head) * (1.0 + of_sharing(ctas, problem.head_dim)) * turns.powf(1.0 / costs.shared_power)
     };
+    // The first is of a tile in its slot, the second of one alone on an SM.
+    let ctas = [f64::from(tile.ctas_per_sm), 1.0];
+    let per_block = ctas.map(per_block);
     let is_masked = tiles_differ(problem);
     let of_split = if splits > 1.0 { costs.split } else { 0.0 };
     let dim = problem.head_dim as f64;
@@ -270,7 +273,7 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
         (false, false) => 0.0,
     };
     let columns_of_o = costs.column * problem.head_dim_v as f64 * consumers;
-    let tile_end = |ctas: f64| costs.end + columns_of_o * ctas + of_split + of_q_slot(ctas);
+    let tile_ends = ctas.map(|ctas| costs.end + columns_of_o * ctas + of_split + of_q_slot(ctas));
     let of_v_slot = if tile.has_one_v_slot { costs.one_v_slot * (block_n / 64.0) * (dim / 128.0) } else { 0.0 };
     let blocks_of_consumer = |first: i64| {
         let end = (first + i64::from(WARPGROUP_ROWS)).min(sq);
@@ -287,12 +290,11 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     };
     let cycles = |nth: i64| {
         let (sum, most) = blocks_of_tile(nth);
-        let beside = |ctas: f64| {
-            let of_blocks = (alone * most).max(per_block(ctas) * sum / consumers);
+        [0, 1].map(|at| {
+            let of_blocks = (alone * most).max(per_block[at] * sum / consumers);
             let of_fill = costs.fill * alone * (most - 1.0).clamp(0.0, 1.0);
-            tile_end(ctas) + of_blocks + of_fill + of_v_slot * (most - 1.0).max(0.0)
-        };
-        [beside(f64::from(tile.ctas_per_sm)), beside(1.0)]
+            tile_ends[at] + of_blocks + of_fill + of_v_slot * (most - 1.0).max(0.0)
+        })
     };
     let heads = problem.batch_size * problem.num_heads_q;
     let of_loads =
