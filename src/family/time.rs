@@ -31,10 +31,29 @@ pub struct Tiles {
     pub alone: f64,
 }
 
+/// Heads whose tiles are drawn together, the longest first, before those of the next group. Groups
+/// are as equal as possible, the larger ones first (`templates/device/schedule/tile_order.cuh`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Groups {
+    pub count: i64,
+    pub heads: i64,
+}
+
+impl Groups {
+    pub const ONE: Groups = Groups { count: 1, heads: 1 };
+
+    /// The shares of all tiles that the last so many groups have, in the order in which they start.
+    fn last_shares(self, groups: i64) -> impl Iterator<Item = f64> {
+        let of_group = move |nth: i64| self.heads / self.count + i64::from(nth < self.heads % self.count);
+        (self.count - groups..self.count).map(move |nth| of_group(nth) as f64 / self.heads as f64)
+    }
+}
+
 /// The work of a pass with one config.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Work {
     pub tiles: Vec<Tiles>,
+    pub groups: Groups,
     /// Tiles that run at a time.
     pub slots: f64,
     /// Slots that share an SM.
@@ -91,11 +110,19 @@ impl Work {
                 }
             };
             waves * longest + last_wave
-        } else if count <= FEW_TILES * self.slots {
+        } else if self.last_groups(count) > 0 {
             of_few(self)
         } else {
             longest.max(total / self.slots + 0.5 * shortest)
         }
+    }
+
+    /// How many of the last groups have few tiles: all groups, or 0 where one has too many.
+    fn last_groups(&self, count: f64) -> i64 {
+        let Groups { count: groups, heads } = self.groups;
+        let of_larger = count * ((heads + groups - 1) / groups) as f64 / heads as f64;
+        let all = if count <= FEW_TILES * self.slots { groups } else { 0 };
+        all.max((FEW_TILES * self.slots / of_larger) as i64).min(groups)
     }
 
     fn span_of_few(&self) -> f64 {
@@ -104,7 +131,7 @@ impl Work {
 
     /// No more than `span_of_few`: the longest tile, or all tiles' share of the SMs. A tile takes
     /// an SM alone, or a slot's share of it while the other slots are busy. Tiles are drawn in
-    /// whole numbers and cycles, which may leave out a tile, and a cycle of each.
+    /// whole numbers and cycles, which may leave out a tile of each group and a cycle of each tile.
     fn least_span_of_few(&self) -> f64 {
         let (mut total, mut most, mut longest) = (0.0, 0.0f64, 0.0f64);
         for &Tiles { count, cycles, alone } in &self.tiles {
@@ -116,20 +143,28 @@ impl Work {
             most = most.max(of_sm);
             longest = if count >= 1.0 { longest.max(whole - 1.0) } else { longest };
         }
-        longest.max((total - most) * self.slots_per_sm / self.slots)
+        longest.max((total - most * self.groups.count as f64) * self.slots_per_sm / self.slots)
     }
 
     /// Two and a half causal tiles for each slot take a tenth longer than their share of the slots;
     /// twice as many tiles as slots run in pairs, a long one with a short one. Each tile goes to
     /// the slot that ends first. Slots that end at the same time and tiles of one length are
-    /// counted, not walked: a lookup predicts some hundred configs.
+    /// counted, not walked: a lookup predicts some hundred configs. The longest tiles of a group
+    /// wait for the groups before it. If there are many groups, only the last ones are laid on the
+    /// slots, after the others' share of the slots.
     fn span_of_drawn(&self) -> f64 {
+        let (count, total) =
+            self.tiles.iter().fold((0.0, 0.0), |(n, sum), tiles| (n + tiles.count, sum + tiles.count * tiles.cycles));
+        let shares: Vec<f64> = self.groups.last_shares(self.last_groups(count).max(1)).collect();
+        let before = (total * (1.0 - shares.iter().sum::<f64>()).max(0.0) / self.slots) as u64;
         // The number of slots that end at a time.
         let mut ends: BTreeMap<u64, u64> =
-            [(0, self.slots as u64)].into_iter().filter(|(_, slots)| *slots > 0).collect();
-        let (mut last, mut due) = (0, 0.5);
-        for Tiles { count, cycles, .. } in self.longest_first() {
-            due += count;
+            [(before, self.slots as u64)].into_iter().filter(|(_, slots)| *slots > 0).collect();
+        let (mut last, mut due, tiles) = (0, 0.5, self.longest_first());
+        for (share, Tiles { count, cycles, .. }) in
+            shares.iter().flat_map(|share| tiles.iter().map(|tiles| (*share, *tiles)))
+        {
+            due += count * share;
             let mut drawn = due.floor() as u64;
             due -= due.floor();
             while drawn > 0 {
@@ -256,6 +291,7 @@ mod tests {
         let tiles = tiles.iter().map(|&(count, cycles)| Tiles { count, cycles, alone: cycles }).collect();
         Work {
             tiles,
+            groups: Groups::ONE,
             slots: 100.0,
             slots_per_sm: 1.0,
             load_cycles: 0.0,
@@ -303,6 +339,22 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_tiles_of_a_group_wait_for_the_groups_before_it() {
+        let of_heads = |heads: i64| -> Vec<(f64, f64)> {
+            [40.0, 30.0, 20.0, 10.0].iter().map(|cycles| (heads as f64, *cycles)).collect()
+        };
+        let grouped =
+            |heads: i64, count: i64| span(&Work { groups: Groups { count, heads }, ..work(&of_heads(heads)) });
+        assert_eq!(grouped(75, 1), 80.0);
+        assert_eq!(grouped(75, 3), 90.0, "the third group's longest begin at 50");
+        let shares: Vec<f64> = Groups { count: 3, heads: 8 }.last_shares(3).collect();
+        assert_eq!(shares, [3.0 / 8.0, 3.0 / 8.0, 2.0 / 8.0]);
+        // 800 tiles of 100 slots: the first group has its share, the second one is laid.
+        assert_eq!(grouped(200, 1), 205.0, "many, by formula");
+        assert_eq!(grouped(200, 2), 200.0, "a group of 400 fills the slots");
+    }
+
+    #[test]
     fn drawn_tiles_are_laid_as_one_by_one() {
         let one_by_one = |work: &Work| {
             let mut ends = vec![0; work.slots as usize];
@@ -342,8 +394,9 @@ mod tests {
                 Tiles { count: heads as f64, cycles: alone * (1.0 + others), alone }
             };
             let tiles = (0..kinds).map(tile).collect();
+            let groups = Groups { count: (1 + random(8)).min(heads) as i64, heads: heads as i64 };
             let (slots, slots_per_sm) = (slots as f64, slots_per_sm as f64);
-            let work = Work { tiles, slots, slots_per_sm, ..work(&[]) };
+            let work = Work { tiles, groups, slots, slots_per_sm, ..work(&[]) };
             let (least, us) = (work.least_us(&device), work.us(&device));
             assert!(least <= us * (1.0 + 1e-12), "{least} {us} {work:?}");
             ratios.push(us / least);

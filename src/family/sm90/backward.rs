@@ -96,6 +96,7 @@ impl Space for BackwardKnobs {
         let tile_end = 250.0 / kv_stages / (problem.seqlen_q * problem.group_size()).max(1) as f64;
         let order = match (self.group_mb, unsplit_group_mb(problem, device)) {
             (mine, best) if mine == best => 0.0,
+            _ if work::walks_alternate(problem) => 0.03,
             (0, _) => 0.2,
             _ => 0.03,
         };
@@ -188,7 +189,8 @@ impl Space for BackwardKnobs {
             direct_dq: 0,
             ..unsplit
         });
-        let walks: Vec<_> = [unsplit].into_iter().chain(lower).chain(summed).chain(few_keys).collect();
+        let walks = [unsplit].into_iter().chain(lower).chain(summed).chain(few_keys);
+        let walks: Vec<_> = walks.map(|config| config.with_best_groups(problem, device)).collect();
         let may_split = |config: &&Self| config.direct_dq == 0 && !config.is_busy_alike(problem, device);
         let split = walks.iter().filter(may_split).flat_map(|config| config.with_splits(problem, device));
         let all = [config].into_iter().chain(walks.iter().copied()).chain(split);
@@ -271,6 +273,17 @@ impl BackwardKnobs {
         fastest(fitting, share * summed.us(problem, device), problem, device).unwrap_or(summed)
     }
 
+    /// All heads together or in groups, as is expected to pay, where unsplit walks alternate.
+    /// Groups then gain little by L2, and may end unevenly
+    /// (docs/tuning/sm90-backward.md#groups-splits-and-what-drifts).
+    fn with_best_groups(self, problem: &Problem, device: &Device) -> Self {
+        if !work::walks_alternate(problem) || self.direct_dq > 0 {
+            return self;
+        }
+        let groups = [0, group_mb(problem)].map(|group_mb| BackwardKnobs { group_mb, ..self });
+        fastest(groups.into_iter(), f64::INFINITY, problem, device).unwrap_or(self)
+    }
+
     /// Whether its tiles are alike, each of one query head, and three quarters of the SMs have one.
     fn is_busy_alike(&self, problem: &Problem, device: &Device) -> bool {
         let is_busy = || self.largest_work(problem, device).is_some_and(|work| work.idle() <= 0.25);
@@ -288,7 +301,7 @@ impl BackwardKnobs {
 
     /// Splits where they are expected to pay.
     fn with_best_split(self, problem: &Problem, device: &Device) -> Self {
-        let unsplit = BackwardKnobs { split_waves: 0, ..self };
+        let unsplit = BackwardKnobs { split_waves: 0, ..self }.with_best_groups(problem, device);
         // Lengths and modified scores leave no registers for the bounds of a part of the walk: its
         // loop would spill.
         if problem.features.varlen.is_some() && problem.features.modifies_scores() {

@@ -10,7 +10,7 @@ use super::fp8_geometry::Fp8Knobs;
 use super::warpgroup::{WARPGROUP_ROWS, tiles_differ};
 use crate::device::Device;
 use crate::family::tile::{BOX_COLS, boxes};
-use crate::family::time::{Tiles, Work, blocks, tiles_of_heads};
+use crate::family::time::{Groups, Tiles, Work, blocks, tiles_of_heads};
 use crate::problem::{Features, Problem};
 
 /// Microseconds of a forward launch under the tuner's clock, which empties L2.
@@ -40,8 +40,9 @@ const LONG_HEAD: f64 = 0.0015;
 /// The most of it in a 16-bit tile (docs/tuning/choice.md). On an H200 tiles of 256 rows without a
 /// mask, and those of 192 from head dim 56 to 64, took 1.05 to 1.13 of the time with two Q slots in
 /// place of one. With a mask the latter took 1.16 to 1.2 of the time of the best tile. From head
-/// dim 56 to 64 tiles of two consumers were slower with 80 or 112 keys than with 64 or 128. The
-/// cause is not known.
+/// dim 56 to 64 tiles of two consumers were slower with 80 or 112 keys than with 64 or 128. Without
+/// a mask they took 1.07 to 1.24 of the best tile's time there, and two CTAs of 64 rows 1.04 to
+/// 1.08. The cause is not known.
 fn most_of_long_head(tile: &ForwardTile, problem: &Problem) -> f64 {
     let (is_about_64, is_masked) = ((56..=64).contains(&problem.head_dim), tiles_differ(problem));
     match (tile.block_m, tile.block_n) {
@@ -53,7 +54,9 @@ fn most_of_long_head(tile: &ForwardTile, problem: &Problem) -> f64 {
                 0.105
             }
         }
+        (128, _) if is_about_64 && !is_masked => 0.2,
         (128, keys) if keys % 64 != 0 && is_about_64 => 0.105,
+        (64, 128..) if tile.ctas_per_sm == 2 && is_about_64 && !is_masked && problem.seqlen_k >= 4096 => 0.07,
         _ => 0.0,
     }
 }
@@ -311,6 +314,8 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     };
     Some(Work {
         tiles: times(splits, tiles),
+        // Forward groups have many tiles.
+        groups: Groups::ONE,
         slots: f64::from(tile.ctas_per_sm) * sm_count,
         slots_per_sm: f64::from(tile.ctas_per_sm),
         load_cycles: if costs.loads { rows_loaded * row_cycles / sm_count } else { 0.0 },
@@ -348,17 +353,32 @@ const PARTIALS_FROM_MEMORY: f64 = 0.33;
 const MANY_SPLITS: f64 = 4.3;
 /// Microseconds of the three launches under the tuner's clock.
 const BACKWARD_LAUNCH_US: f64 = 19.0;
+/// Further microseconds of a launch up to head dim 128 whose tiles all run at a time, for each
+/// element of a block past so many. On an H200, passes of 17 to 27 us took about 1 us more for a
+/// further 1,000 (docs/tuning/choice.md#unusual-shapes-short-passes-and-long-heads).
+const LAUNCH_US_OF_BLOCK: f64 = 0.85e-3;
+const SMALL_BLOCK: f64 = 6000.0;
+/// Microseconds of each split where tiles that share a walk write dQ, up to head dim 96: adding up
+/// so many partial gradients takes longer then. On an H200 it took 0.42 to 0.6, and none at 128.
+const DIRECT_SPLIT_US: f64 = 0.45;
 /// Bytes of dQ's fp32 sum, cleared, added to and read, for each byte of Q; and O, dO and dQ.
 const BESIDE_BYTES: f64 = 5.0;
 /// The same where the main kernel writes dQ: O and dO are read a second time.
 const DIRECT_BESIDE_BYTES: f64 = 2.0;
-/// Causal tiles that walk several heads drift apart, and L2 then holds less of what they share.
-/// Where more tiles than run at a time walk h heads each, a block takes (h² - 1) times this share
-/// of its time more, up to a limit (docs/tuning/choice.md).
+/// Tiles that walk several heads drift apart, and L2 then holds less of what they share. Where more
+/// tiles than run at a time walk h heads each, a block takes (h² - n²) times this share of its time
+/// more, up to a limit. n is `HEADS_WITHOUT_DRIFT` for tiles that share a walk, else 1
+/// (docs/tuning/sm90-backward.md#groups-splits-and-what-drifts).
 const DRIFT: f64 = 0.006;
 const MOST_DRIFT: f64 = 0.4;
+const HEADS_WITHOUT_DRIFT: f64 = 5.0;
 /// The limit of unsplit tiles, which take all heads at one block of rows before the next block.
 const MOST_DRIFT_UNSPLIT: f64 = 0.25;
+/// Walks that alternate in direction by waves stay together. A block takes this share of its time
+/// more for each K/V head of a group past so many, up to a limit.
+const OF_ALTERNATING_HEAD: f64 = 0.0012;
+const FEW_ALTERNATING_HEADS: f64 = 8.0;
+const MOST_OF_ALTERNATING: f64 = 0.04;
 /// What a block takes more, as a share of its time, where a CTA does several tiles of a head.
 const OF_SEVERAL_TILES: f64 = 0.08;
 /// The same of blocks of 128 rows, in tiles that are alike (docs/tuning/choice.md).
@@ -391,8 +411,22 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let steps = problem.group_size() as f64 / splits;
     let heads_kv = problem.batch_size * problem.num_heads_kv;
     let count = splits * (heads_kv * div_ceil(sk, block_n)) as f64;
+    let is_narrow = knobs.kernel(problem) == BackwardKernel::Narrow;
+    let of_block = if is_narrow && count <= f64::from(device.sm_count) {
+        LAUNCH_US_OF_BLOCK * (block_m * padded(dim, 16) - SMALL_BLOCK).max(0.0)
+    } else {
+        0.0
+    };
+    let writes_dq_split = knobs.direct_dq > 0 && splits > 1.0 && dim.max(dim_v) <= 96;
+    let of_direct_splits = if writes_dq_split { DIRECT_SPLIT_US * splits } else { 0.0 };
+    let groups = backward_groups(knobs, problem, splits as i64, device.sm_count / ctas);
     let drifts = tiles_differ(problem) && count > f64::from(device.sm_count / ctas);
-    let drift = if drifts { 1.0 + drift(steps, splits > 1.0) } else { 1.0 };
+    let drift = match drifts {
+        false => 1.0,
+        true if splits > 1.0 => 1.0 + drift(steps, HEADS_WITHOUT_DRIFT, MOST_DRIFT),
+        true if walks_alternate(problem) => 1.0 + of_alternating(groups.heads as f64 / groups.count as f64),
+        true => 1.0 + drift(steps, 1.0, MOST_DRIFT_UNSPLIT),
+    };
     let of_several_tiles = if knobs.direct_dq >= 2 { OF_SEVERAL_TILES } else { 0.0 };
     let is_tall = knobs.block_m == TALL_ROWS && !tiles_differ(problem);
     let of_tall = if is_tall { OF_TALL_ALIKE } else { 0.0 };
@@ -428,20 +462,47 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let beside = if knobs.direct_dq > 0 { DIRECT_BESIDE_BYTES } else { BESIDE_BYTES };
     Some(Work {
         tiles: times(splits, tiles),
+        groups,
         slots: f64::from(device.sm_count / ctas),
         slots_per_sm: 1.0,
         load_cycles: 0.0,
         bytes_under: 0.0,
         bytes_beside: partials_from_memory * partial_bytes * (heads_kv * sk) as f64
             + beside * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),
-        launch_us: BACKWARD_LAUNCH_US,
+        launch_us: BACKWARD_LAUNCH_US + of_block + of_direct_splits,
     })
 }
 
+/// The groups of heads in which a launch draws tiles, as `TileOrder` has them
+/// (`templates/device/schedule/tile_order.cuh`).
+fn backward_groups(knobs: &BackwardKnobs, problem: &Problem, splits: i64, slots: u32) -> Groups {
+    let heads = problem.batch_size * problem.num_heads_kv;
+    let tiles_of_head = div_ceil(problem.seqlen_k.max(1), i64::from(knobs.block_n)) * splits;
+    let row_bytes = 6 * problem.head_dim + 2 * problem.head_dim_v;
+    let head_bytes = problem.seqlen_q.max(1) * row_bytes * problem.group_size();
+    let fit = ((i64::from(knobs.group_mb) << 20) / head_bytes).clamp(1, heads);
+    let most = if tiles_differ(problem) { fit.max(i64::from(slots) / tiles_of_head) } else { fit };
+    let most = if knobs.group_mb == 0 { heads } else { most };
+    Groups { count: div_ceil(heads, most), heads }
+}
+
+/// Whether unsplit walks alternate in direction by waves of tiles
+/// (`templates/device/schedule/group_walk.cuh`).
+pub fn walks_alternate(problem: &Problem) -> bool {
+    let Features { varlen, block_mask, .. } = problem.features;
+    let is_causal = problem.right_shift().is_some() && problem.left_shift().is_none();
+    let is_plain = varlen.is_none() && block_mask.is_none() && !problem.deterministic;
+    is_causal && is_plain && problem.group_size() > 1
+}
+
 /// The share of its time that a block takes more where tiles walk so many heads each.
-fn drift(heads: f64, is_split: bool) -> f64 {
-    let most = if is_split { MOST_DRIFT } else { MOST_DRIFT_UNSPLIT };
-    (DRIFT * (heads * heads - 1.0)).clamp(0.0, most)
+fn drift(heads: f64, without: f64, most: f64) -> f64 {
+    (DRIFT * (heads * heads - without * without)).clamp(0.0, most)
+}
+
+/// The same where walks alternate, in groups of so many K/V heads.
+fn of_alternating(heads: f64) -> f64 {
+    (OF_ALTERNATING_HEAD * (heads - FEW_ALTERNATING_HEADS)).clamp(0.0, MOST_OF_ALTERNATING)
 }
 
 fn times(splits: f64, tiles: Vec<Tiles>) -> Vec<Tiles> {

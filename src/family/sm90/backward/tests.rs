@@ -187,7 +187,7 @@ fn a_config_from_another_shape_is_grouped_where_l2_holds_few_heads() {
     };
     let measured = BackwardKnobs { group_mb: 0, ..heuristic(&of(4096, 32, 8), &h200()).unwrap() };
     let carried = |to: &Problem| measured.carried_over(&of(4096, 32, 8), to, &h200()).group_mb;
-    assert_eq!(carried(&of(65536, 32, 8)), 16);
+    assert_eq!(carried(&of(65536, 32, 8)), 0, "walks alternate, and the last group would end unevenly");
     assert_eq!(carried(&of(8192, 32, 8)), 0, "few tiles for each SM");
     assert_eq!(carried(&of(65536, 32, 32)), 16, "each tile walks one head");
     let full = |seqlen| Problem { causal: Causal::None, ..of(seqlen, 32, 32) };
@@ -198,6 +198,33 @@ fn a_config_from_another_shape_is_grouped_where_l2_holds_few_heads() {
     let batch = |batch_size| Problem { batch_size, ..of(634, 8, 8) };
     assert_eq!([16, 4, 2].map(|size| carried(&batch(size))), [32, 32, 0], "few tiles, and many heads or not");
     assert_eq!(heuristic(&batch(16), &h200()).unwrap().group_mb, 32);
+}
+
+#[test]
+fn the_model_draws_the_groups_of_a_launch() {
+    let problem = Problem { causal: Causal::BottomRight, ..of_shape((1, 64, 8, 5122, 5122, 128)) };
+    let groups = |group_mb, split_waves| {
+        let knobs = BackwardKnobs { group_mb, split_waves, ..heuristic(&problem, &h200()).unwrap() };
+        knobs.work(&problem, &h200()).unwrap().groups.count
+    };
+    assert_eq!(groups(0, 0), 1);
+    assert_eq!(groups(16, 0), 3, "a head has 41 tiles, and 132 SMs take those of three");
+    assert_eq!(groups(16, 6), 8, "a head has 82 tiles in two splits");
+}
+
+#[test]
+fn walks_that_alternate_go_in_groups_where_these_end_evenly() {
+    let of = |shape| Problem { causal: Causal::BottomRight, ..of_shape(shape) };
+    let unsplit_groups = |problem: &Problem| {
+        let knobs = heuristic(problem, &h200()).unwrap();
+        assert_eq!(knobs.split_waves, 0);
+        knobs.group_mb
+    };
+    assert_eq!(unsplit_groups(&of((8, 32, 4, 2048, 2048, 128))), 16, "four groups of 128 tiles");
+    assert_eq!(unsplit_groups(&of((4, 16, 8, 1560, 1560, 112))), 0, "four groups of 104 tiles");
+    assert_eq!(unsplit_groups(&of((2, 32, 8, 5715, 5715, 72))), 0, "eight groups of 90 tiles");
+    let deterministic = Problem { deterministic: true, ..of((2, 32, 8, 5715, 5715, 72)) };
+    assert_eq!(unsplit_groups(&deterministic), 16);
 }
 
 #[test]
