@@ -6,7 +6,7 @@ Autograd sees nothing inside a tuple. Bias and sinks get gradients, so they are 
 import functools
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch.autograd import function
 
 from ._features import Features
 from ._torch_launch import launch_backward, launch_forward
@@ -39,9 +39,9 @@ def _together(features, bias, sinks):
     return features if bias is sinks is None else features._replace(bias=bias, sinks=sinks)
 
 
-def _once_differentiable(backward):
+def once_differentiable(backward):
     """torch's `once_differentiable`, without its guards where no gradient is recorded."""
-    guarded = once_differentiable(backward)
+    guarded = function.once_differentiable(backward)
 
     @functools.wraps(backward)
     def differentiate(ctx, dout, dlse=None):
@@ -59,7 +59,7 @@ class _Attention(torch.autograd.Function):
         return (out, lse) if return_lse else out
 
     @staticmethod
-    @_once_differentiable
+    @once_differentiable
     def backward(ctx, dout, dlse):
         (q, k, v, out, lse), bias, opts, seed, features = _saved(ctx)
         dout = torch.zeros_like(out) if dout is None else dout
@@ -79,7 +79,7 @@ class _PackedAttention(torch.autograd.Function):
         return (out, lse) if return_lse else out
 
     @staticmethod
-    @_once_differentiable
+    @once_differentiable
     def backward(ctx, dout, dlse):
         (q, packed, out, lse), bias, opts, seed, features = _saved(ctx)
         dout = torch.zeros_like(out) if dout is None else dout

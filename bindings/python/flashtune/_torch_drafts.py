@@ -22,6 +22,8 @@ LIMIT = 2048
 FORWARD, BACKWARD = 0, 1
 DENSE, PACKED, CACHED = 2, 3, 4
 """The functions of flash-attn whose calls are repeated before their arguments are checked."""
+RECORDED = 5
+"""With FORWARD or BACKWARD added, a pass of those functions where autograd records it."""
 
 if hasattr(torch._C, "_cuda_getCurrentRawStream"):
     # It takes a tenth of the time of torch.cuda.current_stream(), which builds a Stream object.

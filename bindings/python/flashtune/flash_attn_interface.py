@@ -12,7 +12,7 @@ import sys
 import torch
 from torch.autograd import forward_ad
 
-from . import _attention, _call, _features, _kvcache, _torch, _torch_autograd, _torch_drafts, _torch_launch
+from . import _attention, _call, _features, _kvcache, _torch, _torch_autograd, _torch_drafts, _torch_launch, _torch_recorded
 from ._errors import InvalidArgumentError, UnsupportedError
 from ._torch_arguments import is_observed
 from ._torch_drafts import CACHED, DENSE, FORWARD, PACKED
@@ -62,7 +62,7 @@ def flash_attn_func(
     options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     descales = q_descale, k_descale, v_descale
     call = DENSE, None, None, q, k, v, *options, descales
-    repeated = _repeat(call, return_attn_probs)
+    repeated = _repeat(call, return_attn_probs, options, None, descales)
     if repeated is not None:
         return repeated
     _expect_tensors(q=q, k=k, v=v)
@@ -150,7 +150,7 @@ def flash_attn_varlen_func(
     descales = q_descale, k_descale, v_descale
     lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k
     call = PACKED, None, None, q, k, v, *options, lengths, block_table, descales
-    repeated = _repeat(call, return_attn_probs)
+    repeated = _repeat(call, return_attn_probs, options if block_table is None else None, lengths, descales)
     if repeated is not None:
         return repeated
     _expect_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
@@ -332,9 +332,20 @@ def _attend(q, k, v, options, lengths=None, descales=(None, None, None), call=No
     """Attention. `_repeat` serves later calls of the form of `call`, if that is given."""
     opts, features, return_attn_probs = _taken(options, lengths, descales)
     result = _torch.attention(q, k, v, opts, None, return_attn_probs, features)
-    if call is not None and not is_observed(q) and not (opts[2] or _learns(call)):
-        _torch_drafts.alias(call, (FORWARD, None, None, q, k, v, None, opts, features, return_attn_probs))
+    if call is not None and not is_observed(q) and not opts[2]:
+        if not _learns(call):
+            _torch_drafts.alias(call, (FORWARD, None, None, q, k, v, None, opts, features, return_attn_probs))
+        elif _may_be_recorded(options, lengths, descales):
+            _torch_recorded.know(q, k, v, options, lengths, opts, features)
     return (*result, None) if return_attn_probs else result
+
+
+def _may_be_recorded(options, lengths, descales):
+    """Whether `_torch_recorded` takes a call: only lengths are tensors, and no mask is drawn."""
+    dropout_p, softmax_scale, _, _, softcap, alibi_slopes, _, _ = options
+    are_numbers = type(dropout_p) is float and type(softcap) is float and (softmax_scale is None or type(softmax_scale) is float)
+    has_used = lengths is not None and lengths[4] is not None
+    return are_numbers and dropout_p == 0 and alibi_slopes is None and descales == (None, None, None) and not has_used
 
 
 def _learns(call):
@@ -343,19 +354,30 @@ def _learns(call):
     return learns or forward_ad._current_level >= 0
 
 
-def _repeat(call, return_attn_probs):
-    """The result of a call whose form has a draft, if autograd does not see it; else None."""
+def _repeat(call, return_attn_probs, options, lengths, descales):
+    """The result of a call whose form has a draft; else None."""
     if is_observed(call[3]):
         return None
     try:
         if _learns(call):
-            return None
+            return _record(call, return_attn_probs, options, lengths, descales)
     except AttributeError:
         return None  # The checks say which is no tensor.
     repeated = _torch_drafts.repeat(*call)
     if repeated is None:
         return None
     return (*repeated, None) if return_attn_probs else repeated[0]
+
+
+def _record(call, return_attn_probs, options, lengths, descales):
+    """`_repeat` where autograd records the call. Calls over pages have no options here."""
+    if options is None or forward_ad._current_level >= 0 or not _may_be_recorded(options, lengths, descales):
+        return None
+    try:
+        result = _torch_recorded.attend(*call[3:6], options, lengths, _taken)
+    except _torch_recorded.Unknown:
+        return None
+    return (*result, None) if return_attn_probs else result
 
 
 def _attend_packed(q, packed, options, lengths=None):
