@@ -12,7 +12,7 @@
 // The flow is `attention, xla, python -> capi -> plan -> tune -> backend -> ops -> kernel -> cuda`.
 // `cpu` stands beside `kernel`, and `family`, the arithmetic of each kernel family, beside `cuda`.
 // `problem`, `config`, `device`, `call`, `dropout`, `eight`, `error`, `environment`, `files`,
-// `fork`, `four` and `pool` are leaves. A test fails on an import that points upward.
+// `fork`, `four`, `pool` and `word_hash` are leaves. A test fails on an import that points upward.
 
 pub mod attention;
 
@@ -60,5 +60,7 @@ pub mod problem;
 pub mod python;
 #[doc(hidden)]
 pub mod tune;
+#[doc(hidden)]
+pub mod word_hash;
 #[doc(hidden)]
 pub mod xla;

@@ -9,6 +9,7 @@ use super::record::Record;
 use crate::backend::Executable;
 use crate::config::Config;
 use crate::problem::Problem;
+use crate::word_hash::BuildWordHasher;
 use arc_swap::ArcSwap;
 use rpds::HashTrieMapSync;
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub struct Plans(ArcSwap<Generation>);
 struct Generation {
     number: u64,
     /// Shares its nodes with the maps before it: a caller may bring a million problems.
-    plans: HashTrieMapSync<Canonical, Arc<Plan>>,
+    plans: HashTrieMapSync<Canonical, Arc<Plan>, BuildWordHasher>,
 }
 
 impl Plans {

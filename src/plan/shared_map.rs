@@ -3,17 +3,18 @@
 //! A launch loads an atomic pointer and looks up. A writer makes the next map, which shares all but
 //! a few nodes with the last one, and swaps the pointer. Nothing here knows plans.
 
+use crate::word_hash::BuildWordHasher;
 use arc_swap::ArcSwap;
 use rpds::HashTrieMapSync;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub struct SharedMap<K: Eq + Hash, V>(ArcSwap<HashTrieMapSync<K, V>>);
+pub struct SharedMap<K: Eq + Hash, V>(ArcSwap<HashTrieMapSync<K, V, BuildWordHasher>>);
 
 impl<K: Eq + Hash, V> Default for SharedMap<K, V> {
     fn default() -> Self {
-        SharedMap(ArcSwap::from_pointee(HashTrieMapSync::new_sync()))
+        SharedMap(ArcSwap::from_pointee(HashTrieMapSync::default()))
     }
 }
 

@@ -7,6 +7,7 @@ use crate::capi::backward::{flashtune_backward, flashtune_backward_supported};
 use crate::capi::context::flashtune_context;
 use crate::capi::forward::{flashtune_forward, flashtune_forward_supported};
 use crate::capi::types::{flashtune_backward_params, flashtune_forward_params};
+use crate::word_hash::BuildWordHasher;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -168,10 +169,12 @@ impl Draft {
     }
 }
 
+type ByForm = HashMap<Vec<u64>, Arc<Draft>, BuildWordHasher>;
+
 /// The drafts of a process, by their forms.
 pub struct Drafts {
     limit: usize,
-    by_form: Mutex<HashMap<Vec<u64>, Arc<Draft>>>,
+    by_form: Mutex<ByForm>,
 }
 
 impl Drafts {
@@ -180,7 +183,7 @@ impl Drafts {
         Drafts { limit, by_form: Mutex::default() }
     }
 
-    fn locked<T>(&self, work: impl FnOnce(&mut HashMap<Vec<u64>, Arc<Draft>>) -> T) -> T {
+    fn locked<T>(&self, work: impl FnOnce(&mut ByForm) -> T) -> T {
         work(&mut self.by_form.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -191,7 +194,7 @@ impl Drafts {
     /// Two forms may share a draft if they have the same tensors in the same order.
     pub fn insert(&self, form: Vec<u64>, draft: Arc<Draft>) {
         let _replaced = self.locked(|drafts| {
-            let cleared = if drafts.len() >= self.limit { std::mem::take(drafts) } else { HashMap::new() };
+            let cleared = if drafts.len() >= self.limit { std::mem::take(drafts) } else { ByForm::default() };
             (cleared, drafts.insert(form, draft))
         });
     }

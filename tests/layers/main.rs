@@ -43,6 +43,7 @@ const LAYERS: &[&[&str]] = &[
         "fork",
         "four",
         "pool",
+        "word_hash",
     ],
 ];
 
