@@ -95,7 +95,8 @@ pub unsafe extern "C" fn flashtune_forward_workspace_size(
 /// stream and in a sealed context preparing is not allowed. There flashtune_forward uses a config
 /// that is loaded for another shape of the same class, or returns NOT_PREPARED if none fits. A
 /// class is: pass, dtype, head dims, causal or not, dropout or not, features, and alignment of
-/// addresses and strides. A deterministic or batch_invariant problem uses its own config alone.
+/// addresses and strides. A deterministic problem uses its own config alone, and a batch_invariant
+/// one takes only configs that give the same bits.
 ///
 /// flashtune_autotune and flashtune_records_import may replace a plan. The old plan serves until
 /// the new one is ready, so a prepared problem stays prepared.

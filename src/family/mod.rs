@@ -143,7 +143,12 @@ pub fn check(problem: &Problem, config: &Config, device: &Device) -> Result<(), 
             names.join(", ")
         ));
     }
-    (room(config.family, problem.pass).check)(problem, config, device)
+    let check = room(config.family, problem.pass).check;
+    // A batch-invariant config is chosen for all sizes.
+    check(problem, config, device).or_else(|reason| match problem.batch_invariant {
+        true => check(&problem.in_any_batch(), config, device).map_err(|_| reason),
+        false => Err(reason),
+    })
 }
 
 /// The config to use without any measurement. It passes `check`, unless a launch has no room for so
@@ -159,8 +164,10 @@ pub fn heuristics(problem: &Problem, device: &Device) -> Vec<Config> {
 }
 
 /// The heuristic's config of a family that serves the problem; None where none of its configs fits.
+/// Sizes do not decide that of a batch-invariant problem, since other blocks of keys may give other
+/// bits.
 pub fn heuristic_of(family: Family, problem: &Problem, device: &Device) -> Option<Config> {
-    (room(family, problem.pass).heuristic)(problem, device)
+    (room(family, problem.pass).heuristic)(&problem.in_any_batch(), device)
 }
 
 /// Every config of a serving family that passes `check`, each with its cost, in no order.
@@ -186,6 +193,13 @@ pub fn work(problem: &Problem, config: &Config, device: &Device) -> Option<Work>
 pub fn alternatives(problem: &Problem, device: &Device) -> Vec<Config> {
     let preferred = families(problem, device).first();
     preferred.map_or(Vec::new(), |family| (room(*family, problem.pass).alternatives)(problem, device))
+}
+
+/// Configs of the preferred family that give a batch-invariant problem the bits of the heuristic's,
+/// which a lookup may choose by predicted time and which may stand in for one another. None for
+/// other problems.
+pub fn of_same_bits(problem: &Problem, device: &Device) -> Option<Vec<Config>> {
+    problem.batch_invariant.then(|| alternatives(problem, device))
 }
 
 /// Adapts a config that was measured on `from` to `to`, another problem of the class: knobs that

@@ -11,12 +11,15 @@
 use crate::config::Config;
 use crate::device::Device;
 use crate::family;
-use crate::problem::{Causal, Features, Pass, Problem, Varlen, Window};
+use crate::problem::{ANY_SEQLEN, Causal, Features, Pass, Problem, Varlen, Window};
 use std::ops::Deref;
 
-/// Keys that a batch-invariant problem is planned for: one head's tiles fill a GPU, and the keys
-/// are cut into the largest number of splits.
-const ANY_SEQLEN: i64 = 1 << 16;
+/// Query rows of all heads from which on a batch-invariant problem has the tiles of a full GPU: a
+/// GPU of 144 SMs takes 19 waves of tiles of 192 rows.
+const MANY_ROWS: i64 = 1 << 19;
+/// The fewest queries that a batch-invariant problem is planned for. Fewer may be few queries, for
+/// which another family is chosen.
+const LEAST_SEQLEN_Q: i64 = 128;
 
 /// A problem that `canonical` returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,7 +36,7 @@ impl Deref for Canonical {
 /// The problem that stands for all problems that choose alike. They have its record key.
 pub fn canonical(problem: &Problem) -> Canonical {
     if problem.batch_invariant {
-        return Canonical(with_any_batch(problem));
+        return Canonical(of_any_batch(problem));
     }
     if has_tiles_of_its_lengths(problem) {
         let rounded = Problem {
@@ -82,15 +85,20 @@ fn within_bucket(size: i64, step: i64) -> i64 {
     if bucket(rounded) == bucket(size) { rounded } else { size }
 }
 
-/// The same problem for every batch that a sequence may be in: batch size, longest lengths and
-/// totals are fixed. The number of queries stays where it decides the kernel family in every batch.
-fn with_any_batch(problem: &Problem) -> Problem {
-    Problem {
-        batch_size: 1,
-        seqlen_q: if problem.has_few_queries_in_any_batch() { problem.seqlen_q } else { ANY_SEQLEN },
-        seqlen_k: ANY_SEQLEN,
-        ..with_any_alignment(problem)
+/// The batch-invariant problem that stands for others. Few queries run as in every batch. Other
+/// problems tell the number of their tiles, since tiles of any number of rows give a row the same
+/// bits. Where lengths do not tell it, or tiles are many, they are those of a full GPU.
+fn of_any_batch(problem: &Problem) -> Problem {
+    let any = with_any_alignment(&problem.in_any_batch());
+    let is_counted = !problem.has_few_queries_in_any_batch() && !problem.has_varlen_queries();
+    let (batch_size, seqlen_q) = (bucket(problem.batch_size), bucket(problem.seqlen_q.max(LEAST_SEQLEN_Q)));
+    let rows = batch_size.saturating_mul(seqlen_q).saturating_mul(problem.num_heads_q);
+    if !is_counted || problem.features.block_mask.is_some() || rows >= MANY_ROWS || seqlen_q > ANY_SEQLEN {
+        return any;
     }
+    // Under a causal mask tiles differ where there are about as many keys as queries.
+    let has_more_keys = bucket(problem.seqlen_k) >= 2 * seqlen_q && 2 * seqlen_q <= ANY_SEQLEN;
+    Problem { batch_size, seqlen_q, seqlen_k: if has_more_keys { ANY_SEQLEN } else { seqlen_q }, ..any }
 }
 
 /// The same problem for both alignments of the diagonal and for all totals of a varlen batch.

@@ -209,8 +209,8 @@ impl Engine {
     /// problem is validated and has no plan. The stopgap uses a config that was loaded for another
     /// shape of the problem's class (`key::Class`). It is not kept, so a later `prepare` makes the
     /// proper plan. (A sealed engine makes no plan later; there `prepared` makes such a stopgap and
-    /// keeps it.) None for a deterministic or batch-invariant problem, whose result must not depend
-    /// on earlier calls.
+    /// keeps it.) None for a deterministic problem, whose result must not depend on earlier calls.
+    /// A batch-invariant one takes only configs of the same bits.
     pub fn any_loaded(&self, problem: &Problem) -> Option<Arc<Plan>> {
         let canonical = canonical(problem);
         self.supported(&canonical).ok()?;
@@ -300,15 +300,19 @@ impl Engine {
         failed.filter(|_| may_substitute).and_then(|choice| self.substitute(canonical, &choice))
     }
 
-    /// A plan of the loaded config that serves best in place of a choice. None for a deterministic
-    /// or batch-invariant problem.
+    /// A plan of the loaded config that serves best in place of a choice. For a batch-invariant
+    /// problem it has the bits of the choice, and for a deterministic one there is none.
     fn substitute(&self, canonical: &Canonical, choice: &Choice) -> Option<Arc<Plan>> {
-        if canonical.follows_no_record().is_some() {
+        if canonical.deterministic {
             return None;
         }
         let device = self.backend.device();
         self.supported(canonical).ok()?;
-        let loaded = self.executables.of_class(Class::of(canonical));
+        let mut loaded = self.executables.of_class(Class::of(canonical));
+        if let Some(others) = family::of_same_bits(canonical, device) {
+            let heuristic = family::heuristic(canonical, device);
+            loaded.retain(|(config, _)| *config == heuristic || others.contains(config));
+        }
         let configs: Vec<&Config> = loaded.iter().map(|(config, _)| config).collect();
         let known = self.records.snapshot_of(&Class::of(canonical));
         let index = lookup::substitute(&known, canonical, &choice.config, &configs, device)?;

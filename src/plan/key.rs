@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_invariant_problem_is_the_same_in_every_batch() {
+    fn few_batch_invariant_queries_are_the_same_problem_in_every_batch() {
         let paged = Features { paged: Some(16), varlen: Some(Varlen::default()), ..Features::NONE };
         let packed = Varlen { total_q: Some(7000), total_k: Some(9000), padded_q: false };
         let packed = Features { varlen: Some(packed), ..Features::NONE };
@@ -243,13 +243,10 @@ mod tests {
         let padded = Features { varlen: Some(padded), ..Features::NONE };
         let own = |features, seqlen_q| Problem { batch_invariant: true, features, seqlen_q, ..LLAMA };
         for (features, lengths_q) in [
-            // Each has as many queries, which decide with the heads: 16 x 4 are few, 17 x 4 are
-            // not.
+            // 16 x 4 packed rows are few.
             (Features::NONE, &[1][..]),
             (paged, &[16]),
-            (Features::NONE, &[17, 1000, 131_072]),
-            (paged, &[17, 1000, 131_072]),
-            // The longest of the batch.
+            // The longest of the batch, so that the tiles are not known.
             (packed, &[1, 16, 17, 131_072]),
             (padded, &[1, 16, 17, 131_072]),
             (Features { paged: Some(16), ..padded }, &[1, 16, 17, 131_072]),
@@ -266,6 +263,28 @@ mod tests {
             }
         }
         assert_ne!(canonical(&own(Features::NONE, 1)), canonical(&own(Features::NONE, 17)));
+    }
+
+    #[test]
+    fn batch_invariant_tiles_are_counted_until_they_fill_a_gpu() {
+        let of = |batch_size, seqlen_q, seqlen_k| {
+            let problem = Problem { batch_invariant: true, batch_size, seqlen_q, seqlen_k, ..LLAMA };
+            let found = canonical(&problem);
+            found.validate().unwrap();
+            assert_eq!(canonical(&found), found);
+            assert_eq!(Class::of(&problem), Class::of(&found));
+            assert!(!found.has_few_queries_in_any_batch());
+            found
+        };
+        let full = of(64, 131_072, 131_072);
+        assert_eq!(of(1, 16_384, 70_000), full);
+        assert_ne!(of(1, 512, 8192), full);
+        // Tiles of 17 and of 100 queries are as many.
+        assert_eq!(of(1, 17, 8192), of(1, 100, 100_000));
+        assert_ne!(of(1, 512, 8192), of(1, 512, 512), "causal tiles differ");
+        for (batch_size, seqlen_q, seqlen_k) in [(1, 49_152, 1), (3, 700, 200_000), (9, 65, 65), (1, 17, 1)] {
+            of(batch_size, seqlen_q, seqlen_k);
+        }
     }
 
     #[test]

@@ -15,7 +15,8 @@
 //! - A record whose config breaks a constraint of this device is a miss.
 //! - A record may be older than the kernel family that is preferred now. It did not measure that
 //!   family, so it comes after the heuristic.
-//! - A deterministic or batch-invariant problem has one choice, whatever the records say.
+//! - A deterministic or batch-invariant problem has one choice, whatever the records say. For a
+//!   batch-invariant one the model chooses among tiles that give the same bits.
 //!
 //! Nothing here builds, reads files or locks.
 
@@ -26,6 +27,7 @@ use super::record::Record;
 use crate::config::Config;
 use crate::device::Device;
 use crate::family;
+use crate::problem::Problem;
 use std::sync::Arc;
 
 /// Where a plan's config came from.
@@ -102,7 +104,10 @@ pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choic
         choices
     };
     if let Some(why) = problem.follows_no_record() {
-        return with_passed_over(vec![from_heuristic(preferred, &format!("{why}, whatever the records say"))]);
+        let config =
+            family::of_same_bits(problem, device).and_then(|others| of_least_time(preferred, others, problem, device));
+        let config = config.as_ref().unwrap_or(preferred);
+        return with_passed_over(vec![from_heuristic(config, &format!("{why}, whatever the records say"))]);
     }
     let has_tried = |record: &Record| record.has_tried(preferred.family);
     let tried = of_the_class(known, problem, device, &|record| has_tried(record));
@@ -123,6 +128,17 @@ pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choic
         is_new
     });
     with_passed_over(choices)
+}
+
+/// The config among `others` with the least time by the model without records, if that is well
+/// below the time of `first`.
+fn of_least_time(first: &Config, others: Vec<Config>, problem: &Problem, device: &Device) -> Option<Config> {
+    let model = Model::of(&[], problem, device);
+    let first_us = model.us(first)?;
+    let timed = others.into_iter().filter_map(|config| Some((model.us(&config)?, config)));
+    let (us, config) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
+    let is_usable = us < (1.0 - GAIN) * first_us && family::check(problem, &config, device).is_ok();
+    is_usable.then_some(config)
 }
 
 /// The choices of these records: the nearest shape of each source.

@@ -222,6 +222,7 @@ impl Range {
     pub fn host_bytes(&self) -> usize {
         let shapes = match self.largest.follows_no_record() {
             None => 0,
+            Some(_) if self.largest.batch_invariant => self.batch_invariant_shapes().len(),
             Some(_) => self.exact_sizes().iter().map(Vec::len).product::<usize>().min(MOST_EXACT_SHAPES),
         };
         (8 << 20) + (shapes << 14)
@@ -230,11 +231,6 @@ impl Range {
     /// The sizes of all canonical problems: batch_size, seqlen_q and seqlen_k.
     fn exact_sizes(&self) -> [Vec<i64>; 3] {
         let Range { largest, least } = self;
-        if largest.batch_invariant {
-            // Neither the batch nor the keys decide anything.
-            let few = least.seqlen_q..=largest.seqlen_q.min(MOST_FEW_QUERIES);
-            return [vec![largest.batch_size], few.chain([largest.seqlen_q]).collect(), vec![largest.seqlen_k]];
-        }
         let sizes = |low, high, step| match canonical::has_tiles_of_its_lengths(largest) {
             true => canonical::rounded_sizes(low, high, step),
             false => canonical::bucket_sizes(low, high),
@@ -246,8 +242,28 @@ impl Range {
         ]
     }
 
+    /// All canonical problems of a batch-invariant range: one for each number of few queries, and
+    /// those that tell their tiles.
+    fn batch_invariant_shapes(&self) -> Vec<Canonical> {
+        let Range { largest, least } = self;
+        let few: Vec<i64> = (least.seqlen_q..=largest.seqlen_q.min(MOST_FEW_QUERIES)).collect();
+        let buckets = canonical::bucket_sizes;
+        let sizes_of = [
+            buckets(least.batch_size, largest.batch_size),
+            buckets(least.seqlen_q, largest.seqlen_q),
+            buckets(least.seqlen_k, largest.seqlen_k),
+        ];
+        let of_few = self.distinct(&[largest.batch_size], &few, &[largest.seqlen_k]);
+        let of_tiles = self.distinct(&sizes_of[0], &sizes_of[1], &sizes_of[2]);
+        let mut seen = HashSet::new();
+        of_few.into_iter().chain(of_tiles).filter(|canonical| seen.insert(*canonical)).collect()
+    }
+
     /// All canonical problems.
     fn exact_shapes(&self) -> Result<Vec<Canonical>> {
+        if self.largest.batch_invariant {
+            return Ok(self.batch_invariant_shapes());
+        }
         let [batch_sizes, seqlens_q, seqlens_k] = self.exact_sizes();
         let count = batch_sizes.len() * seqlens_q.len() * seqlens_k.len();
         if count > MOST_EXACT_SHAPES {

@@ -144,6 +144,10 @@ pub struct Problem {
     pub layout: Layout,
 }
 
+/// The length of a batch-invariant problem in any batch: one head's tiles fill a GPU, and the keys
+/// are cut into the largest number of splits.
+pub const ANY_SEQLEN: i64 = 1 << 16;
+
 impl Problem {
     /// Self-attention with as many key-value heads as query heads and no features. Rows and strides
     /// are whole multiples of 16 bytes. Other problems are written as differences from this one.
@@ -229,6 +233,16 @@ impl Problem {
     /// sequences must have equally many queries, so that a sequence's own size decides.
     pub fn has_few_queries_in_any_batch(&self) -> bool {
         !self.has_varlen_queries() && self.has_few_rows()
+    }
+
+    /// A batch-invariant problem as it is for every batch and all lengths; others as they are. The
+    /// number of queries stays where it decides the kernel family in every batch.
+    pub fn in_any_batch(&self) -> Problem {
+        if !self.batch_invariant {
+            return *self;
+        }
+        let seqlen_q = if self.has_few_queries_in_any_batch() { self.seqlen_q } else { ANY_SEQLEN };
+        Problem { batch_size: 1, seqlen_q, seqlen_k: ANY_SEQLEN, ..*self }
     }
 
     /// Whether sequences may differ in their numbers of queries.

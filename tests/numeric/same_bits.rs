@@ -266,7 +266,8 @@ fn a_few_chunks_have_the_bits_of_one_prefill_on_a_gpu() {
     }
 }
 
-/// Three segments and more, in each form of the merged O that sm90 has.
+/// Three segments and more, in each form of the merged O that sm90 has and in its tiles of any
+/// number of rows.
 #[test]
 fn many_segments_have_the_same_bits_in_both_families_on_a_gpu() {
     let Some(subject) = Subject::gpu() else { return };
@@ -327,11 +328,22 @@ fn of_each_family(subject: &Subject, case: &Case, data: &Data) -> Vec<Vec<Vec<u3
         .collect()
 }
 
+/// The heuristic's config of each family, and those of other tiles that a lookup may choose.
 fn configs_of_each_family(subject: &Subject, case: &Case) -> Vec<Config> {
-    family::heuristics(&canonical(&case.problem(Pass::Forward)), subject.backend.device())
+    let (problem, device) = (canonical(&case.problem(Pass::Forward)), subject.backend.device());
+    let mut configs: Vec<_> = family::heuristics(&problem, device)
         .into_iter()
         .map(|config| if config.family == Family::Sm80 { config.with("block_n", 64) } else { config })
-        .collect()
+        .collect();
+    for config in family::of_same_bits(&problem, device).unwrap() {
+        if !configs.contains(&config) {
+            configs.push(config);
+        }
+    }
+    let rows = |config: &Config| config.get("block_m").unwrap();
+    let of_sm90: Vec<_> = configs.iter().filter(|config| config.family == Family::Sm90).map(rows).collect();
+    assert!(of_sm90.is_empty() || of_sm90.len() >= 2, "{of_sm90:?}");
+    configs
 }
 
 /// Lists of a block mask lead both families through the same keys in the same order, up and down.

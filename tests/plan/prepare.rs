@@ -149,10 +149,13 @@ fn only_a_forward_pass_without_dropout_may_be_batch_invariant_and_nothing_tunes_
     let error = engine.autotune(&invariant, &quick(), &mut go_on).unwrap_err();
     assert!(error.message.contains("batch-invariant"), "{error}");
     let plan = engine.prepare(&invariant).unwrap();
-    // Every batch size gets the same plan.
+    // Every batch size gets the same config, so that nothing is built for it.
     let other = Problem { batch_size: 7, ..invariant };
-    assert!(Arc::ptr_eq(&plan, &engine.prepared(&other).unwrap()));
-    assert!(engine.any_loaded(&invariant).is_none());
+    assert_eq!(plan.config, engine.prepared(&other).unwrap().config);
+    let stopgap = engine.any_loaded(&Problem { batch_size: 9, ..invariant }).unwrap();
+    assert_eq!(stopgap.config, plan.config);
+    // Its own config is not loaded, and this one might have other bits.
+    assert!(engine.any_loaded(&Problem { seqlen_q: 3, ..invariant }).is_none());
 }
 
 #[test]

@@ -11,7 +11,8 @@ use crate::problem::{Features, Problem};
 /// without pages, each of these with its keys split, and tiles of 64 rows for short sequences. Over
 /// pages, blocks of 128 keys are the only others, and tiles of 64 rows alone are split.
 /// Other features than pages take registers, so problems with any keep to the tiles of the
-/// heuristic and of records.
+/// heuristic and of records. A batch-invariant problem has the heuristic's config with other
+/// numbers of rows alone.
 pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let Features { varlen, paged, .. } = problem.features;
     let is_plain = Features { varlen: None, paged: None, ..problem.features } == Features::NONE;
@@ -19,6 +20,11 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
         return Vec::new();
     }
     let (rows, ..) = tile_of_full_device(problem);
+    if problem.batch_invariant {
+        // The order of sums fixes the keys of a block, and the keys of a row are never split.
+        let heights = [64, 128, 192, 256].into_iter().filter(|block_m| *block_m <= rows);
+        return heights.filter_map(|block_m| of_rows(problem, device, block_m)).collect();
+    }
     // A server prepares few kernels, so over pages there are fewer to choose from.
     let lowest = if paged.is_some() { 128 } else { 64 };
     let heights = [64, 128, 192, 256].into_iter().filter(|block_m| (lowest..=rows).contains(block_m));

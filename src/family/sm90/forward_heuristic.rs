@@ -250,6 +250,14 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
 /// docs/tuning/choice.md, "A fit to choices"). The cause was not measured.
 pub fn group_mb(problem: &Problem) -> u32 {
     match problem.seqlen_k {
+        // Batch-invariant problems of all lengths share their kernels.
+        _ if problem.batch_invariant && tiles_differ(problem) => {
+            if wants_groups(&problem.in_any_batch()) {
+                32
+            } else {
+                0
+            }
+        }
         _ if !tiles_differ(problem) => 1,
         _ if !wants_groups(problem) => 0,
         keys if keys <= MOST_KEYS_OF_16_MB => 16,
