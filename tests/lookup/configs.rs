@@ -77,6 +77,26 @@ fn batch_invariant_problem_sums_in_one_order_in_every_batch() {
     }
 }
 
+/// Combining partial states would take longer than the keys that splits spare a CTA.
+#[test]
+fn the_heuristic_splits_no_short_caches() {
+    let splits = |batch_size, seqlen_k, head_dim, paged| {
+        let features = Features { varlen: Some(Varlen::default()), paged, ..Features::NONE };
+        let sizes = Problem { batch_size, seqlen_q: 1, seqlen_k, head_dim, head_dim_v: head_dim, ..LLAMA };
+        let problem = Problem { causal: Causal::None, features, ..sizes };
+        family::heuristic(&key::canonical(&problem), &h200()).get("num_splits").unwrap()
+    };
+    for (batch_size, seqlen_k, head_dim, paged) in
+        [(1, 512, 64, None), (8, 512, 64, None), (8, 512, 64, Some(64)), (1, 256, 128, None)]
+    {
+        assert_eq!(splits(batch_size, seqlen_k, head_dim, paged), 1, "{batch_size} x {seqlen_k} d{head_dim} {paged:?}");
+    }
+    // Pages of 16 are read more slowly, and these keys take longer than the combining.
+    for (batch_size, seqlen_k, head_dim, paged) in [(8, 512, 64, Some(16)), (1, 512, 128, None), (8, 1024, 128, None)] {
+        assert!(splits(batch_size, seqlen_k, head_dim, paged) > 1, "{batch_size} x {seqlen_k} d{head_dim} {paged:?}");
+    }
+}
+
 /// One chunk has too few tiles of 192 rows for an H200.
 #[test]
 fn a_batch_invariant_chunk_has_the_tiles_that_fill_the_gpu() {

@@ -94,7 +94,7 @@ pub fn of_one_head(problem: &Problem, device: &Device) -> DecodeKnobs {
 
 /// The tile with the splits that fill the device.
 fn with_splits(tile: DecodeKnobs, problem: &Problem, device: &Device) -> DecodeKnobs {
-    let splits = SPLITS.into_iter().filter(|splits| i64::from(*splits) <= tile.worthwhile_splits(problem));
+    let splits = SPLITS.into_iter().filter(|splits| tile.pays(problem, *splits));
     // Splits beyond those that fill the device only cost, so the fewest that come near the best are
     // chosen, and with lengths on the device the fewest of these that spread.
     let best = splits.clone().map(|splits| tile.balance(problem, splits, device)).fold(0.0, f64::max);
@@ -249,7 +249,10 @@ pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &D
     let most = knobs.worthwhile_splits(to) as f64;
     let wanted = (f64::from(knobs.num_splits) * ctas(from) / ctas(to)).clamp(1.0, most);
     let off = |splits: u32| (f64::from(splits) / wanted).ln().abs();
-    let splits = SPLITS.into_iter().filter(|splits| f64::from(*splits) <= most);
+    // The keys of `from` were measured with its own splits.
+    let was_measured = |splits: u32| splits == knobs.num_splits && to.seqlen_k >= from.seqlen_k;
+    let pays = |splits: &u32| knobs.pays(to, *splits) || was_measured(*splits) && f64::from(*splits) <= most;
+    let splits = SPLITS.into_iter().filter(pays);
     let nearest = splits.min_by(|a, b| off(*a).total_cmp(&off(*b)));
     let num_splits = nearest.unwrap_or(1);
     if to.features.varlen.is_some() && !knobs.spreads(to, num_splits, device) {
@@ -266,6 +269,11 @@ pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &D
 /// number between was not timed.
 const CTAS_OF_SM: f64 = 1.5;
 
+/// The bytes of K and V that a CTA reads while partial states are combined, and the fewest keys of
+/// a page from which on it reads as fast as from contiguous keys.
+const COMBINE_BYTES: i64 = 144 << 10;
+const WHOLE_PAGE: i64 = 64;
+
 /// The most packed rows of a tile whose products are short beside the copies.
 const LEAN_ROWS: i64 = 16;
 
@@ -275,6 +283,16 @@ impl DecodeKnobs {
         // A CTA of less than one team is for a constraint to refuse.
         let teams = (self.num_warps / self.team()).max(1);
         (problem.seqlen_k / i64::from(2 * teams * self.block_n)).clamp(1, problem.max_splits())
+    }
+
+    /// Whether so many splits are worthwhile and spare a CTA more bytes than the combining kernel
+    /// costs. That takes 2.5 us on an H200, in which a CTA reads 144 KB of whole boxes
+    /// (docs/tuning/decode.md#short-caches).
+    fn pays(&self, problem: &Problem, num_splits: u32) -> bool {
+        let splits = i64::from(num_splits);
+        let spared = problem.seqlen_k * problem.bytes_of_key() * (splits - 1) / splits;
+        let reads_slowly = problem.features.paged.is_some_and(|page_size| page_size < WHOLE_PAGE);
+        splits == 1 || splits <= self.worthwhile_splits(problem) && (reads_slowly || spared >= COMBINE_BYTES)
     }
 
     /// Whether the CTAs are so many that those of a short sequence leave their SMs to others.
