@@ -142,17 +142,17 @@ fn one_cta_does_all_tiles_of_a_head_where_they_are_few_and_heads_are_many() {
 }
 
 #[test]
-fn few_keys_past_head_dim_192_are_tiles_of_64() {
+fn few_keys_past_head_dim_192_are_a_tile_of_64_or_pairs_that_write_dq() {
     let of = |seqlen_k| Problem { batch_size: 64, seqlen_q: 64, seqlen_k, ..problem(256, 256) };
     let tile = |problem: &Problem| {
         let config = heuristic(problem, &h200()).unwrap();
         (config.block_n, config.direct_dq, config.kernel(problem), config.main(problem).dq_transposed)
     };
     assert_eq!(tile(&of(64)), (64, 1, BackwardKernel::Middle, false));
-    assert_eq!(tile(&of(128)), (64, 2, BackwardKernel::Middle, false));
-    let few_heads = Problem { batch_size: 1, num_heads_q: 4, num_heads_kv: 4, seqlen_q: 1024, ..of(100) };
-    assert_eq!(tile(&few_heads), (128, 0, BackwardKernel::Wide, true), "one CTA would walk each head");
-    assert_eq!(tile(&of(129)), (128, 0, BackwardKernel::Wide, true));
+    assert_eq!(tile(&of(128)), (128, 1, BackwardKernel::Wide, true));
+    let few_heads = Problem { batch_size: 1, num_heads_q: 4, num_heads_kv: 4, seqlen_q: 1024, ..of(300) };
+    assert_eq!(tile(&few_heads), (128, 0, BackwardKernel::Wide, true), "three tiles add to dQ");
+    assert_eq!(tile(&of(257)), (128, 0, BackwardKernel::Wide, true));
     let few = |direct_dq: u32| config(64).with("block_n", 64).with("direct_dq", direct_dq);
     assert_eq!(broken(&of(64), &few(1)), None);
     assert_eq!(broken(&of(128), &few(2)), None);
@@ -168,7 +168,7 @@ fn three_tiles_of_few_keys_are_an_alternative_to_two_pairs() {
     let few = |knobs: &BackwardKnobs| (knobs.block_n, knobs.direct_dq) == (64, 0);
     let offered = <BackwardKnobs as Space>::alternatives(&problem, &h200());
     let few = *offered.iter().find(|knobs| few(knobs)).unwrap();
-    let pairs = heuristic(&problem, &h200()).unwrap();
+    let pairs = BackwardKnobs { block_n: 128, direct_dq: 0, ..heuristic(&problem, &h200()).unwrap() };
     assert_eq!(few.kernel(&problem), BackwardKernel::Middle);
     // 120 tiles run at once, and 80 of pairs in two waves. Longer heads have neither in one wave.
     assert!(few.us(&problem, &h200()) < 0.97 * pairs.us(&problem, &h200()));
