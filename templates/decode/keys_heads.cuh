@@ -1,8 +1,8 @@
 // How the decode kernel loads the keys of several heads together, by cp.async. A row of int4 has 48
-// to 160 bytes, mostly neither whole sectors nor whole lines, and one of 8 bits 64 at head dim 64.
-// TMA takes as long for a row of int4 as for two or three aligned pieces of 64 bytes, and one such
-// piece takes more than half of the time of 128 bytes. The rows of a key's heads mostly lie one
-// after the other. So a team has a warp for each head, and its threads copy the heads' rows as one.
+// to 160 bytes, mostly neither whole sectors nor whole lines. TMA takes as long for it as for two
+// or three aligned pieces of 64 bytes. A row of 8 bits at head dim 64 is one such piece, which
+// takes TMA more than half of the time of 128 bytes. The rows of a key's heads mostly lie one after
+// the other. So a team has a warp for each head, and its threads copy the heads' rows as one.
 // keys_tma.cuh has the same interface.
 //
 // Each thread copies chunks of 16 bytes of one key of the block: every kHeads-th of the heads' rows

@@ -120,8 +120,8 @@ impl DecodeKnobs {
         problem.batch_invariant && self.warps_v > 1
     }
 
-    /// Whether products are transposed: an accumulator of mma has 8 rows of Q. So they are beside
-    /// int4, and over 8 bits in a tile of 8 rows.
+    /// Whether products are transposed: an accumulator of mma has 8 rows of Q. Products over int4
+    /// are, and those over 8 bits in a tile of 8 rows.
     pub fn transposes(&self, problem: &Problem) -> bool {
         problem.features.four_bits.is_some() || problem.features.eight_bits.is_some() && self.block_m == 8
     }

@@ -1,5 +1,5 @@
 // Q and weights as fp16, beside keys that become fp16 in registers. products/keys_eight.cuh and
-// keys_four.cuh use it.
+// transposed.cuh use it.
 //
 // Products are of fp16 for a q in bf16 too, since keys become fp16 in a quarter of the
 // instructions. Q is divided by a power of two for each row, so that its range is enough, and
