@@ -15,8 +15,8 @@
 //! - A record whose config breaks a constraint of this device is a miss.
 //! - A record may be older than the kernel family that is preferred now. It did not measure that
 //!   family, so it comes after the heuristic.
-//! - A deterministic or batch-invariant problem has one choice, whatever the records say. For a
-//!   batch-invariant one the model chooses among tiles that give the same bits.
+//! - A deterministic problem has one choice, whatever the records say. A batch-invariant one has
+//!   the configs that give the same bits: the model says which comes first.
 //!
 //! Nothing here builds, reads files or locks.
 
@@ -92,8 +92,8 @@ const NEAR: f64 = 2.0;
 pub const GAIN: f64 = 0.02;
 
 /// All choices for a problem, no config twice: a predicted config, records, the heuristic, then
-/// configs for the case that neither builds. A problem that follows no record has one choice:
-/// another would give other bits.
+/// configs for the case that neither builds. A problem that follows no record has only those that
+/// give the same bits.
 pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choice> {
     let heuristics = family::heuristics(problem, device);
     let (preferred, others) = heuristics.split_first().expect("a family serves every problem");
@@ -104,10 +104,13 @@ pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choic
         choices
     };
     if let Some(why) = problem.follows_no_record() {
-        let config =
-            family::of_same_bits(problem, device).and_then(|others| of_least_time(preferred, others, problem, device));
-        let config = config.as_ref().unwrap_or(preferred);
-        return with_passed_over(vec![from_heuristic(config, &format!("{why}, whatever the records say"))]);
+        let mut configs = family::of_same_bits(problem, device).unwrap_or_default();
+        configs.retain(|config| config != preferred && family::check(problem, config, device).is_ok());
+        let first = of_least_time(preferred, &configs, problem, device);
+        configs.insert(0, preferred.clone());
+        configs[..=first.map_or(0, |first| first + 1)].rotate_right(1);
+        let reason = format!("{why}, whatever the records say");
+        return with_passed_over(configs.iter().map(|config| from_heuristic(config, &reason)).collect());
     }
     let has_tried = |record: &Record| record.has_tried(preferred.family);
     let tried = of_the_class(known, problem, device, &|record| has_tried(record));
@@ -130,15 +133,14 @@ pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choic
     with_passed_over(choices)
 }
 
-/// The config among `others` with the least time by the model without records, if that is well
-/// below the time of `first`.
-fn of_least_time(first: &Config, others: Vec<Config>, problem: &Problem, device: &Device) -> Option<Config> {
+/// The place in `others` of the config with the least time by the model without records, if that is
+/// well below the time of `first`.
+fn of_least_time(first: &Config, others: &[Config], problem: &Problem, device: &Device) -> Option<usize> {
     let model = Model::of(&[], problem, device);
     let first_us = model.us(first)?;
-    let timed = others.into_iter().filter_map(|config| Some((model.us(&config)?, config)));
-    let (us, config) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
-    let is_usable = us < (1.0 - GAIN) * first_us && family::check(problem, &config, device).is_ok();
-    is_usable.then_some(config)
+    let timed = others.iter().enumerate().filter_map(|(place, config)| Some((model.us(config)?, place)));
+    let (us, place) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
+    (us < (1.0 - GAIN) * first_us).then_some(place)
 }
 
 /// The choices of these records: the nearest shape of each source.

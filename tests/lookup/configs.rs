@@ -56,15 +56,20 @@ fn batch_invariant_problem_sums_in_one_order_in_every_batch() {
                 let known =
                     Known { process: vec![record_of(&tuned, device, known_config.clone())], ..Known::default() };
                 other = Some(known_config);
-                let [only] = &choices(&known, &key::canonical(&problem), device)[..] else { panic!("one choice") };
-                assert!(only.reason.starts_with("batch-invariant, whatever the records say"), "{}", only.reason);
-                let checked = family::check(&key::canonical(&problem), &only.config, device);
+                let all = choices(&known, &key::canonical(&problem), device);
+                let chosen = &all[0];
+                assert!(chosen.reason.starts_with("batch-invariant, whatever the records say"), "{}", chosen.reason);
+                let checked = family::check(&key::canonical(&problem), &chosen.config, device);
                 assert_eq!(checked, Ok(()), "{problem:?}");
                 let others = family::of_same_bits(&key::canonical(&problem), device).unwrap();
+                let heuristic = family::heuristic(&key::canonical(&problem), device);
+                // The others are for the case that the first one does not build.
+                assert!(all.iter().all(|choice| choice.config == heuristic || others.contains(&choice.config)));
+                assert!(all.iter().any(|choice| choice.config == heuristic));
                 // Whichever of these it is, the order of sums is that of the heuristic.
-                match others.contains(&only.config) {
-                    true => family::heuristic(&key::canonical(&problem), device),
-                    false => only.config.clone(),
+                match others.contains(&chosen.config) {
+                    true => heuristic,
+                    false => chosen.config.clone(),
                 }
             };
             let first = of(1, lengths_q[0], 1);

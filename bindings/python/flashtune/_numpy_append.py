@@ -33,7 +33,7 @@ def append(
         count = np.clip(_vector("seqused_new", seqused_new, batch), 0, seqlen_new)
     seqlens = _lengths(cache_seqlens, batch, capacity, count, in_place)
     if table is not None:
-        _refuse_missing_pages(table, seqlens + count, k_cache)
+        _refuse_missing_pages(table, seqlens, count, k_cache)
     entries = 0
     if cache_batch_idx is not None:
         cache_batch_idx, entries = _vector("cache_batch_idx", cache_batch_idx, batch), len(k_cache)
@@ -156,10 +156,13 @@ def _refuse(name, numbers, least, most, reason):
         raise InvalidArgumentError(f"{name}[{b}] is {numbers[b]}; it must be from {least} to {most[b]}, since {reason}")
 
 
-def _refuse_missing_pages(table, lengths, k_cache):
+def _refuse_missing_pages(table, seqlens, count, k_cache):
+    """Checks the pages that new keys go to. Pages of older keys may be gone, as behind a window."""
     num_pages, page_size = k_cache.shape[:2]
-    is_used = np.arange(table.shape[1]) * page_size < np.asarray(lengths)[:, None]
-    for b, i in np.argwhere(is_used & ((table < 0) | (table >= num_pages)))[:1]:
+    first = np.arange(table.shape[1]) * page_size
+    begin, end = seqlens[:, None], np.asarray(seqlens + count)[:, None]
+    is_written = (first < end) & (first + page_size > begin) & (begin < end)
+    for b, i in np.argwhere(is_written & ((table < 0) | (table >= num_pages)))[:1]:
         raise InvalidArgumentError(f"block_table[{b}][{i}] is {table[b, i]}; it must be below {num_pages}, the cache's pages, and not negative")
 
 

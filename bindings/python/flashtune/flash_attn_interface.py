@@ -345,7 +345,8 @@ def _may_be_recorded(options, lengths, descales):
     dropout_p, softmax_scale, _, _, softcap, alibi_slopes, _, _ = options
     are_numbers = type(dropout_p) is float and type(softcap) is float and (softmax_scale is None or type(softmax_scale) is float)
     has_used = lengths is not None and lengths[4] is not None
-    return are_numbers and dropout_p == 0 and alibi_slopes is None and descales == (None, None, None) and not has_used
+    has_no_descales = all(descale is None for descale in descales)
+    return are_numbers and dropout_p == 0 and alibi_slopes is None and has_no_descales and not has_used
 
 
 def _learns(call):
@@ -359,10 +360,11 @@ def _repeat(call, return_attn_probs, options, lengths, descales):
     if is_observed(call[3]):
         return None
     try:
-        if _learns(call):
-            return _record(call, return_attn_probs, options, lengths, descales)
+        learns = _learns(call)
     except AttributeError:
         return None  # The checks say which is no tensor.
+    if learns:
+        return _record(call, return_attn_probs, options, lengths, descales)
     repeated = _torch_drafts.repeat(*call)
     if repeated is None:
         return None

@@ -55,6 +55,17 @@ def test_new_keys_go_to_the_pages_of_the_table():
         assert np.isnan(page[order[BATCH * 3 :]]).all()
 
 
+def test_pages_of_older_keys_may_be_gone():
+    pages = [np.zeros((4, 8, HEADS, DIM), np.float16) for _ in range(2)]
+    _, _, k, v = arrays()
+    k, v = k[:1, :2], v[:1, :2]
+    table, lengths = np.array([[-1, -1, 3]], np.int32), np.array([17], np.int32)
+    flashtune.kv_append(*pages, k, v, lengths, block_table=table)
+    np.testing.assert_array_equal(pages[0][3, 1:3], k[0])
+    with pytest.raises(flashtune.FlashtuneError, match=r"block_table\[0\]\[1\] is -1"):
+        flashtune.kv_append(*pages, k, v, lengths - 2, block_table=table)
+
+
 def test_slots_append_their_own_counts_in_place():
     k_cache, v_cache, k, v = arrays()
     counts, entries = np.array([1, 0, 9], np.int32), np.array([2, 0, 1], np.int32)

@@ -476,7 +476,7 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
 /// The groups of heads in which a launch draws tiles, as `TileOrder` has them
 /// (`templates/device/schedule/tile_order.cuh`).
 fn backward_groups(knobs: &BackwardKnobs, problem: &Problem, splits: i64, slots: u32) -> Groups {
-    let heads = problem.batch_size * problem.num_heads_kv;
+    let heads = (problem.batch_size * problem.num_heads_kv).max(1);
     let tiles_of_head = div_ceil(problem.seqlen_k.max(1), i64::from(knobs.block_n)) * splits;
     let row_bytes = 6 * problem.head_dim + 2 * problem.head_dim_v;
     let head_bytes = problem.seqlen_q.max(1) * row_bytes * problem.group_size();

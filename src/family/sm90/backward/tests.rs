@@ -282,3 +282,9 @@ fn the_heuristic_is_what_was_fastest_on_an_h200() {
     assert_eq!(knobs(&Problem { seqlen_q: 16384, ..problem(128, 128) })[3], 0);
     assert_eq!(knobs(&Problem { deterministic: true, ..problem(128, 128) })[3], 16);
 }
+
+#[test]
+fn problem_without_sequences_has_a_config() {
+    let empty = Problem { batch_size: 0, ..problem(128, 128) };
+    assert!(heuristic(&empty, &h200()).is_some());
+}
