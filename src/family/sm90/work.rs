@@ -387,7 +387,7 @@ const TALL_ROWS: u32 = 128;
 /// Cycles of a row of dQ that a later tile of a head reads and adds to.
 const LATER_SUM: f64 = 4.0;
 /// The same where a pair of CTAs does the tiles: its products of dK and dQ wait for the sum.
-const LATER_SUM_OF_PAIR: f64 = 45.0;
+const LATER_SUM_OF_PAIR: f64 = 60.0;
 
 /// The tiles of a backward pass: those of keys, each of which walks the rows of its group's heads.
 pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Option<Work> {
