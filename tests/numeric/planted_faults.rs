@@ -328,7 +328,7 @@ const FAULTS_OF_DECODED_SEGMENTS: [Fault; 5] = [
         file: "decode/shared_scores.cuh",
         from: "sync_team<kTeamWarps>(place.team);",
         to: "",
-        report: "used (right)",
+        report: "the reference",
     },
     // The team meets before the tiles and scores of the block before are overwritten.
     Fault {
