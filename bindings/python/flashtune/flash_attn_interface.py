@@ -341,9 +341,14 @@ def _attend(q, k, v, options, lengths=None, descales=(None, None, None), call=No
 
 
 def _may_be_recorded(options, lengths, descales):
-    """Whether `_torch_recorded` takes a call: only lengths are tensors, and no mask is drawn."""
-    dropout_p, softmax_scale, _, _, softcap, alibi_slopes, _, _ = options
+    """Whether `_torch_recorded` takes a call: only lengths are tensors, and no mask is drawn.
+
+    With a list or an array among its options a call has no form, so no draft is looked for.
+    """
+    dropout_p, softmax_scale, _, window_size, softcap, alibi_slopes, _, _ = options
     are_numbers = type(dropout_p) is float and type(softcap) is float and (softmax_scale is None or type(softmax_scale) is float)
+    if type(window_size) is not tuple or (lengths is not None and not type(lengths[2]) is type(lengths[3]) is int):
+        return False
     has_used = lengths is not None and lengths[4] is not None
     has_no_descales = all(descale is None for descale in descales)
     return are_numbers and dropout_p == 0 and alibi_slopes is None and has_no_descales and not has_used

@@ -61,6 +61,7 @@ _NEEDS_TORCH = {
     "test_torch_compile.py",
     "test_torch_drafts.py",
     "test_torch_features.py",
+    "test_torch_recorded.py",
     "test_torch_sdpa.py",
     "test_training.py",
     "test_transformers.py",

@@ -12,12 +12,10 @@ import weakref
 import flashtune
 import pytest
 import torch
-from flashtune import _call, _context, _kvcache, _torch_drafts, _torch_launch, flash_attn_interface
+from flashtune import _call, _context, _kvcache, _torch_drafts, _torch_launch
 from flashtune.flash_attn_interface import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from oracle_torch import random
-from test_torch import DEVICES, working_dtype
-
-BATCH, SEQLEN, HEADS, DIM = 2, 48, 4, 32
+from repeated_calls import BATCH, DIM, HEADS, SEQLEN, assert_equal, fresh, gradients, tensors, varlen
+from test_torch import DEVICES
 
 
 @pytest.fixture(autouse=True)
@@ -27,35 +25,6 @@ def no_drafts():
 
 def count():
     return _torch_drafts.count()
-
-
-def tensors(device, *shapes, dtype=None, seed=0):
-    shapes = shapes or ((BATCH, SEQLEN, HEADS, DIM),) * 3
-    return random(*shapes, dtype=dtype or working_dtype(device), device=device, seed=seed)
-
-
-def fresh(call):
-    """The result of a call that finds no draft."""
-    functions = {name: getattr(_torch_drafts, name) for name in ("repeat", "_keep", "alias", "forget", "count")}
-    _torch_drafts.start()
-    try:
-        return call()
-    finally:
-        for name, function in functions.items():
-            setattr(_torch_drafts, name, function)
-
-
-def assert_equal(found, expected):
-    found, expected = ([x] if isinstance(x, torch.Tensor) else x for x in (found, expected))
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected):
-        assert one.dtype == other.dtype and one.stride() == other.stride()
-        assert torch.equal(one, other)
-
-
-def gradients(out, inputs, seed=9):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.autograd.grad(out, inputs, torch.randn(out.shape, generator=generator).to(out))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -200,11 +169,6 @@ def test_a_wrong_tensor_of_the_backward_pass_is_refused_after_a_right_call(devic
     assert_equal(flashtune.attention_backward(**right, deterministic=True), flashtune.attention_backward(**right, deterministic=True))
 
 
-def varlen(device, seed=0):
-    q, k, v = tensors(device, *((60, HEADS, DIM),) * 3, seed=seed)
-    return q, k, v, torch.tensor([0, 25, 60], dtype=torch.int32, device=device)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_each_call_reads_its_own_feature_tensors(device):
     q, k, v = tensors(device)
@@ -251,72 +215,6 @@ def test_each_varlen_call_reads_its_own_lengths(device):
         assert_equal(call(), fresh(call))
     # Each pass has the form of its user's call too.
     assert count() == 4
-
-
-def recorded_calls(device):
-    """Functions of leaves whose calls autograd records, and the leaves."""
-    q, k, v, lengths = varlen(device)
-    dense = tensors(device)
-
-    def packed(*leaves, **options):
-        return flash_attn_varlen_func(*leaves, lengths, lengths, 60, 60, deterministic=True, **options)
-
-    return [
-        (lambda *leaves, **options: flash_attn_func(*leaves, deterministic=True, **options), dense),
-        (packed, (q, k, v)),
-    ]
-
-
-def recorded(call, given, **options):
-    leaves = [x.detach().requires_grad_() for x in given]
-    result = call(*leaves, **options)
-    out = result[0] if isinstance(result, tuple) else result
-    return out, *gradients(out, leaves)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_recorded_call_reads_its_options_once(device, monkeypatch):
-    options = [dict(), dict(causal=True), dict(causal=True, window_size=(9, 0)), dict(softmax_scale=0.3, softcap=2.0), dict(return_attn_probs=True)]
-    cases = [(call, given, chosen) for call, given in recorded_calls(device) for chosen in options]
-    expected = [fresh(lambda: recorded(call, given, **chosen)) for call, given, chosen in cases]
-    for _ in range(2):
-        for (call, given, chosen), results in zip(cases, expected):
-            assert_equal(recorded(call, given, **chosen), results)
-
-    def refuse(*_args, **_named):
-        raise AssertionError("options were read")
-
-    monkeypatch.setattr(flash_attn_interface, "_taken", refuse)
-    for (call, given, chosen), results in zip(cases, expected):
-        assert_equal(recorded(call, given, **chosen), results)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_recorded_call_passes_on_the_gradient_of_its_lse(device):
-    for call, given in recorded_calls(device):
-
-        def both():
-            leaves = [x.detach().requires_grad_() for x in given]
-            out, lse, _ = call(*leaves, return_attn_probs=True)
-            return out, lse, *torch.autograd.grad((out.float().sum() + 3 * lse.sum()), leaves), *torch.autograd.grad(
-                call(*leaves, return_attn_probs=True)[1].sum(), leaves
-            )
-
-        expected = fresh(both)
-        for _ in range(3):
-            assert_equal(both(), expected)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_recorded_call_notices_that_a_saved_tensor_has_changed(device):
-    q, k, v, lengths = varlen(device)
-    for _ in range(3):
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        own = lengths.clone()
-        out = flash_attn_varlen_func(*leaves, own, own, 60, 60)
-        own.add_(0)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            gradients(out, leaves)
 
 
 def test_lengths_that_the_host_reads_leave_no_draft():

@@ -366,8 +366,8 @@ const BESIDE_BYTES: f64 = 5.0;
 /// The same where the main kernel writes dQ: O and dO are read a second time.
 const DIRECT_BESIDE_BYTES: f64 = 2.0;
 /// Tiles that walk several heads drift apart, and L2 then holds less of what they share. Where more
-/// tiles than run at a time walk h heads each, a block takes (h² - n²) times this share of its time
-/// more, up to a limit. n is `HEADS_WITHOUT_DRIFT` for tiles that share a walk, else 1
+/// tiles than run at a time walk h heads each, a block takes (h² - n²) times this share of its
+/// time more, up to a limit. n is `HEADS_WITHOUT_DRIFT` for tiles that share a walk, else 1
 /// (docs/tuning/sm90-backward.md#groups-splits-and-what-drifts).
 const DRIFT: f64 = 0.006;
 const MOST_DRIFT: f64 = 0.4;

@@ -45,6 +45,21 @@ __device__ __forceinline__ float load_row_factor(uint32 tile, int row) {
     return __uint_as_float(load_word_in_order(tile + row * Tile::kRowBytes + Tile::kCols * 2));
 }
 
+// Multiplies a lane's scores by the powers of two of its rows of Q.
+template <int kM, int kN>
+__device__ __forceinline__ void multiply_row_factors(float (&s)[kM][kN][4], const float (&of)[kM][2]) {
+    if constexpr (kConvertsQuery) {
+        #pragma unroll
+        for (int m = 0; m < kM; ++m) {
+            #pragma unroll
+            for (int n = 0; n < kN; ++n) {
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) s[m][n][i] *= of[m][i / 2];
+            }
+        }
+    }
+}
+
 // The powers of two of a lane's rows of Q, by which it multiplies scores.
 template <class Tile, int kM>
 struct QueryFactors {
@@ -62,18 +77,7 @@ struct QueryFactors {
         }
     }
     template <int kN>
-    __device__ __forceinline__ void multiply(float (&s)[kM][kN][4]) const {
-        if constexpr (kConvertsQuery) {
-            #pragma unroll
-            for (int m = 0; m < kM; ++m) {
-                #pragma unroll
-                for (int n = 0; n < kN; ++n) {
-                    #pragma unroll
-                    for (int i = 0; i < 4; ++i) s[m][n][i] *= of[m][i / 2];
-                }
-            }
-        }
-    }
+    __device__ __forceinline__ void multiply(float (&s)[kM][kN][4]) const { multiply_row_factors(s, of); }
 };
 
 // Packs weights as one A operand.

@@ -60,16 +60,7 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], uint32 tile
 
 template <class Factors, int kM, int kN>
 __device__ __forceinline__ void multiply_factors(float (&s)[kM][kN][4], const Factors& factors) {
-    if constexpr (kConvertsQuery) {
-        #pragma unroll
-        for (int m = 0; m < kM; ++m) {
-            #pragma unroll
-            for (int n = 0; n < kN; ++n) {
-                #pragma unroll
-                for (int i = 0; i < 4; ++i) s[m][n][i] *= factors.of[m][i / 2];
-            }
-        }
-    }
+    multiply_row_factors(s, factors.of);
 }
 
 // O += P V for one k16 step. `tile_v` is moved to its rows and to O's first column.

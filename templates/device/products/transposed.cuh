@@ -21,6 +21,7 @@ struct ColumnFactors {
     float of[kM][2];
 
     __device__ __forceinline__ ColumnFactors(uint32 tile, int lane) {
+        if constexpr (!kConvertsQuery) return;
         #pragma unroll
         for (int i = 0; i < kM * 2; ++i) of[i / 2][i % 2] = load_row_factor<Tile>(tile, i / 2 * 8 + lane % 4 * 2 + i % 2);
     }
