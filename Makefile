@@ -35,13 +35,15 @@ cli:
 # The kernels of the preset "common", compiled ahead of time: with this file beside the library, the
 # first call of such a problem compiles nothing. Needs NVRTC. `make wheel` and `make install` make it
 # too, where it is older than its sources; PACK=no leaves it out. PACK_ARCH names architectures, as
-# sm_80,sm_90a; else those of the pack before are made, at first sm_90a.
+# sm_80,sm_90a; else those of the pack before are made, at first sm_90a. PACK_PRESET names a preset in
+# place of `common`, and later calls keep it too.
 pack:
 	sh scripts/make_pack.sh "$(PACK_ARCH)" build/libflashtune.pack
 
 PACK_ARCH ?=
+PACK_PRESET ?=
 PACK ?= yes
-export PACK PACK_ARCH
+export PACK PACK_ARCH PACK_PRESET
 
 examples: $(EXAMPLES)
 

@@ -258,8 +258,10 @@ def release_library(tally, status, cubins):
     """Checks what ships. The library has fat LTO without an rlib, is stripped and small, exports
     flashtune_* only, and is of use to programs once it is installed. The wheel has a pack, which
     the command line of the tests makes with the NVRTC of .venv, so that no other is built or
-    installed. It shares the tests' folder of cubins, `cubins`."""
-    programs = {"FLASHTUNE_CLI": str(ROOT / "target" / "debug" / "flashtune"), "FLASHTUNE_CACHE_DIR": cubins}
+    installed. It shares the tests' folder of cubins, `cubins`. The pack is of one model, since the
+    kernels of `common` compile for four minutes of a core."""
+    cli = ROOT / "target" / "debug" / "flashtune"
+    programs = {"FLASHTUNE_CLI": str(cli), "FLASHTUNE_CACHE_DIR": cubins, "PACK_PRESET": "llama-3-8b"}
     for folder in VENV.glob("lib/python3*/site-packages/nvidia/cu13/lib"):
         programs["FLASHTUNE_NVRTC"] = os.environ.get("FLASHTUNE_NVRTC", str(folder))
     if status or run(["make", "--no-print-directory", "wheel"], is_shown=False, **programs)[0]:

@@ -24,7 +24,7 @@ PROGRAM = ROOT / "tests" / "install" / "program.c"
 COMMAND_LINE = """#!/bin/sh
 case $1 in
 info) [ -z "$FAKE_NVRTC" ] || echo '{"version":"0","libnvrtc":{"found":"/lib/libnvrtc.so","version":['"$FAKE_NVRTC"'],"attempts":[]}}' ;;
-pack) [ -z "${FAKE_FAILURE-}" ] || exit 1; echo "$3" >> "$FAKE_LOG"; echo "a pack" > "$7" ;;
+pack) [ -z "${FAKE_FAILURE-}" ] || exit 1; echo "$3" >> "$FAKE_LOG"; echo "a pack of $5" > "$7" ;;
 esac
 """
 FLAGS = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Werror"]
@@ -186,11 +186,11 @@ class Install(unittest.TestCase):
         cli.write_text(COMMAND_LINE)
         cli.chmod(0o755)
 
-        def make(archs="", *option, nvrtc="13,0", **environment):
+        def make(archs="", *option, nvrtc="13,0", preset="", **environment):
             """What the script says, and the architectures that it compiled for."""
             log = self.folder / "compiled"
             log.write_text("")
-            program = dict(FLASHTUNE_CLI=str(cli), FAKE_NVRTC=nvrtc, FAKE_LOG=str(log), **environment)
+            program = dict(FLASHTUNE_CLI=str(cli), FAKE_NVRTC=nvrtc, FAKE_LOG=str(log), PACK_PRESET=preset, **environment)
             said = run("sh", ROOT / "scripts" / "make_pack.sh", archs, pack, *option, **program)
             return said, log.read_text().split()
 
@@ -199,6 +199,9 @@ class Install(unittest.TestCase):
         self.assertEqual(make(nvrtc="12,8"), ("", ["sm_90a"]))
         self.assertEqual(make("sm_80,sm_90a", nvrtc="12,8"), ("", ["sm_80,sm_90a"]))
         self.assertEqual(make(nvrtc="12,8"), ("", []), "the architectures are those of the pack")
+        self.assertEqual(make(preset="llama-3-8b", nvrtc="12,8"), ("", ["sm_80,sm_90a"]))
+        self.assertEqual(pack.read_text(), "a pack of llama-3-8b\n")
+        self.assertEqual(make(nvrtc="12,8"), ("", []), "the preset is that of the pack")
         self.assertEqual(make("", "--if-possible", nvrtc=""), ("", []))
         self.assertTrue(pack.exists(), "no NVRTC is needed for a pack that is there")
         said, _ = make("sm_80", "--if-possible", FAKE_FAILURE="1")
@@ -212,7 +215,7 @@ class Install(unittest.TestCase):
             prepare()
             said, compiled = make("sm_80")
             self.assertRegex(said, "^.*libflashtune.pack stays: .*\n$")
-            self.assertEqual((compiled, pack.read_text()), ([], "a pack\n"))
+            self.assertEqual((compiled, pack.read_text()), ([], "a pack of common\n"))
 
     def test_wrong_places_are_refused_before_anything_is_written(self):
         for prefix, libdir, says in (("relative", "lib", "PREFIX"), (self.folder / "p", "/lib", "LIBDIR"),

@@ -88,9 +88,9 @@ fn kernels_that_widen_keys_compile() {
     let arch = Arch::Sm(9, 0);
     let device = typical(arch);
     let dims = [(64, 64), (128, 128), (128, 128), (256, 256), (80, 80), (192, 128), (16, 160)];
-    let mixed = dims.into_iter().flat_map(|dims| [dims; 3]).enumerate().map(|(index, dims)| converted(index, dims));
+    let mixed = dims.into_iter().flat_map(|dims| [dims; 2]).enumerate().map(|(index, dims)| converted(index, dims));
     let chosen: Vec<_> = mixed.chain(commonest()).filter_map(|problem| widened(problem, &device)).collect();
-    assert!(chosen.len() > 20, "{}", chosen.len());
+    assert!(chosen.len() > 15, "{}", chosen.len());
     let of = |(problem, config): (Problem, Config)| {
         let may_spill = may_spill(WIDENED, arch, &problem);
         Kernel::of(&problem, &config, &device, may_spill).into_iter()

@@ -50,9 +50,10 @@ fn alternatives_compile_and_spill_no_more_than_allowed() {
     let chunk = paged.map(|problem| Problem { seqlen_q: 512, seqlen_k: 8192, features: of_pages, ..problem });
     let added = with_switches(&[256], &[(Causal::None, false)]).filter(|p| p.pass == Pass::Backward);
     let added = added.map(|problem| Problem { seqlen_q: 300, seqlen_k: 154, ..problem });
-    let mut kernels = alternatives_of(full.chain(causal), 2);
-    kernels.extend(alternatives_of(in_fp16, 3));
-    kernels.extend(alternatives_of(short.chain(narrow).chain(few_keys).chain(added).chain(chunk), 1));
+    let mut kernels = alternatives_of(full.chain(causal), 6);
+    kernels.extend(alternatives_of(in_fp16, 6));
+    kernels.extend(alternatives_of(short, 2));
+    kernels.extend(alternatives_of(narrow.into_iter().chain(few_keys).chain(added).chain(chunk), 1));
     let adds_tiles_of_few_keys = |text: &&String| text.contains("kBlockN = 64;") && text.contains("kDirectTiles = 0;");
     assert_eq!(kernels.keys().filter(adds_tiles_of_few_keys).count(), 2, "split and unsplit");
     let has_large_blocks = |text: &str| text.contains("kPageSize = 64;") && text.contains("kBlockN = 128;");
