@@ -47,7 +47,7 @@ def _imported_numpy():
 def attention(
     q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False,
     window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None,
-    block_mask=None, batch_invariant=False,
+    block_mask=None, batch_invariant=False, q_descale=None, k_descale=None, v_descale=None,
 ):  # fmt: skip
     """softmax(q k^T * softmax_scale) v, exactly.
 
@@ -93,11 +93,13 @@ def attention(
     batch_invariant: True gives each query the same output bits in any call: in a prefill at once,
         in chunks and while decoding, alone and in any batch. It costs time. The C header lists the
         conditions at batch_invariant. Gradients are not covered, and dropout is refused.
+    q_descale, k_descale, v_descale: with tensors of 8 bits, their scales, as `attention_kvcache`
+        takes them. Such a call has no gradient.
     """
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
     features = _features.of(
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, mask_bits=mask_bits,
-        block_mask=block_mask,
+        block_mask=block_mask, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
     )  # fmt: skip
     return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
 
@@ -106,7 +108,7 @@ def attention_varlen(
     q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None,
     causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False,
     window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None,
-    batch_invariant=False,
+    batch_invariant=False, q_descale=None, k_descale=None, v_descale=None,
 ):  # fmt: skip
     """`attention` for sequences of different lengths.
 
@@ -122,12 +124,14 @@ def attention_varlen(
     max_seqlen_q, max_seqlen_k: with cu_seqlens, upper bounds of the lengths. None takes the longest
         sequence, if the host can read the lengths. bias and mask broadcast to (batch, heads_q,
         max_seqlen_q, max_seqlen_k), and mask_bits likewise.
+    q_descale, k_descale, v_descale: as in `attention`. With cu_seqlens_k, (total_k, heads_kv) has a
+        scale for each key of k or v.
     """
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
     features = _features.of(
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, mask_bits=mask_bits,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k,
-        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
     )  # fmt: skip
     return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
 

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from . import _block_mask, _call, _eight, _features, _merge, _quantize
+from . import _block_mask, _call, _dtypes, _eight, _features, _merge, _quantize
 from ._context import CPU, context
 from ._errors import InvalidArgumentError
 
@@ -17,7 +17,7 @@ def attention(q, k, v, opts, seed, return_lse, features):
 
 def attention_forward(q, k, v, opts, seed, features, want_lse=True):
     """(out, lse). An lse that is not wanted costs nothing here and is returned too."""
-    number, kv_number, (q, k, v) = _forward_inputs(q, k, v, features)
+    number, kv_number, (q, k, v) = _of_dtypes(q, k, v, features)
     dims = _features.sizes(features, q.shape, *_eight.key_shapes(k, v, features), _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     out_dtype = _out_dtype(q)
@@ -131,7 +131,7 @@ def describe(q, k, v, opts, features, backward):
     (device, dtype number, sizes, tensor refs of q, k and v, packed features, packed pages, packed
     block mask, packed starts of keys, packed types and scales of 8 bits)
     """
-    number, kv_number, arrays = (*_inputs(q=q, k=k, v=v)[:1], 0, _inputs(q=q, k=k, v=v)[1]) if backward else _forward_inputs(q, k, v, features)
+    number, kv_number, arrays = _of_dtypes(q, k, v, features, backward)
     dims = _features.sizes(features, arrays[0].shape, *_eight.key_shapes(*arrays[1:], features), _this, arrays[0])
     packed, _kept = _features.pack(features, opts, dims, *arrays[:2], _this)
     pages, _table = _features.pack_pages(features, arrays[1], arrays[0], _this)
@@ -221,39 +221,28 @@ def _scores_ref(array):
 
 
 def _inputs(**arrays):
-    """The dtype's number and the arrays; an array that strides cannot express is copied."""
+    """The dtype's number and the arrays, by `_in_place`."""
     dtype = arrays["q"].dtype
     for name, array in arrays.items():
         expect_array(name, array)
         if array.dtype != dtype:
             raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {dtype}, as q is")
-    return _number("q", dtype), [x if _expressible(x) else _contiguous(name, x) for name, x in arrays.items()]
+    return _number("q", dtype), _in_place(arrays)
 
 
-def _forward_inputs(q, k, v, features):
+def _in_place(arrays):
+    """The arrays of a dict of names; one that strides cannot express is copied."""
+    return [x if _expressible(x) else _contiguous(name, x) for name, x in arrays.items()]
+
+
+def _of_dtypes(q, k, v, features, backward=False):
     """(dtype number of q, that of k and v if only they have 8 bits or int4, else 0, the arrays)."""
-    expect_array("q", q)
-    expect_array("k", k)
-    if features is not None and features.int4_group is not None:
-        expect_array("v", v)
-        for name, array in (("k", k), ("v", v)):
-            if array.dtype != np.uint8:
-                raise InvalidArgumentError(f"{name} is {array.dtype}; with int4_group it must be uint8")
-        arrays = [x if _expressible(x) else _contiguous(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
-        return _number("q", q.dtype), _eight.int4_number(features.int4_group), arrays
-    of_k = _eight.NUMBERS.get(k.dtype.name)
-    if of_k is None and q.dtype.name not in _eight.NUMBERS:
-        number, arrays = _inputs(q=q, k=k, v=v)
-        return number, 0, arrays
-    expect_array("v", v)
-    wanted = q.dtype if q.dtype.name in _eight.NUMBERS else k.dtype
-    for name, array in (("k", k), ("v", v)):
-        if array.dtype != wanted:
-            raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {wanted}")
-    arrays = [x if _expressible(x) else _contiguous(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
-    if q.dtype == wanted:
-        return of_k, 0, arrays
-    return _number("q", q.dtype), of_k, arrays
+    arrays = {"q": q, "k": k, "v": v}
+    for name, array in arrays.items():
+        expect_array(name, array)
+    names = [x.dtype.name if x.dtype.isnative else str(x.dtype) for x in arrays.values()]
+    number, of_keys = _dtypes.numbers(names, None if features is None else features.int4_group, str, backward)
+    return number, of_keys, _in_place(arrays)
 
 
 def _out_dtype(q):

@@ -8,7 +8,7 @@ reproduces it.
 import torch
 from torch.autograd import forward_ad
 
-from . import _torch_autograd, _torch_launch
+from . import _eight, _torch_autograd, _torch_launch
 from ._errors import UnsupportedError
 from ._features import Features
 from ._torch_arguments import is_observed, refuse_deterministic_blocks, refuse_summed_dbias, resolve_seed
@@ -26,7 +26,7 @@ def attention(q, k, v, opts, seed, return_lse, features):
         features = with_fp32_sinks(features)
     deterministic_dbias = bool(opts[3]) and features is not None and torch.is_grad_enabled() and _learns(features.bias)
     if is_observed(q):
-        if not is_quantised(k):
+        if not (is_quantised(k) or _eight.has_scales(features)):
             from . import _torch_ops
 
             learns = torch.is_grad_enabled() and _needs_gradient(q, k, v, features)

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from . import _block_mask, _call, _eight, _features, _merge, _torch_drafts
+from . import _block_mask, _call, _dtypes, _eight, _features, _merge, _torch_drafts
 from ._context import CPU, context
 from ._errors import InvalidArgumentError, UnsupportedError
 from ._torch_drafts import BACKWARD, DK, DLSE, DOUT, DQ, DV, FORWARD, K, LSE, OUT, Q, V, current_stream
@@ -39,7 +39,7 @@ def _launch_first_forward(q, k, v, opts, seed, features, want_lse, before_launch
     """`launch_forward` with all checks. A draft is left for the form."""
     call = FORWARD, None, seed, q, k, v, out, opts, features, want_lse
     words, outputs = [Q, K, V], []
-    device, number, kv_number = _check_forward(q, k, v, features)
+    device, number, kv_number = _of_dtypes(q, k, v, features)
     q, k, v = expressible(q), expressible(k), expressible(v)
     dims = _features.sizes(features, q.shape, *_eight.key_shapes(k, v, features), _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
@@ -241,7 +241,7 @@ def describe(q, k, v, opts, features, backward):
     """
     for name, tensor in (("k", k), ("v", v)):
         expect_array(name, tensor)
-    device, number, kv_number = (*_check_same(q, q.dtype, k=k, v=v), 0) if backward else _check_forward(q, k, v, features)
+    device, number, kv_number = _of_dtypes(q, k, v, features, backward)
     tensors = [expressible(x) for x in (q, k, v)]
     dims = _features.sizes(features, tensors[0].shape, *_eight.key_shapes(*tensors[1:], features), _this, q)
     packed, _kept = _features.pack(features, opts, dims, *tensors[:2], _this)
@@ -317,24 +317,14 @@ def _check_same(q, dtype, **others):
     return place("q", q)
 
 
-def _check_forward(q, k, v, features):
+def _of_dtypes(q, k, v, features, backward=False):
     """(device, dtype number of q, dtype number of k and v if they have 8 bits or int4, else 0)."""
-    if features is not None and features.int4_group is not None:
-        for name, tensor in (("k", k), ("v", v)):
-            if tensor.dtype is not torch.uint8 or tensor.device != q.device:
-                raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; with int4_group it must be torch.uint8 on {q.device}")
-        return *place("q", q), _eight.int4_number(features.int4_group)
-    if k.dtype not in EIGHT and q.dtype not in EIGHT:
-        return *_check_same(q, q.dtype, k=k, v=v), 0
-    if k.dtype not in EIGHT or (q.dtype in EIGHT and k.dtype is not q.dtype):
-        raise InvalidArgumentError(f"k is {k.dtype} on {k.device}; it must be {q.dtype}, as q is, since q has 8 bits")
     for name, tensor in (("k", k), ("v", v)):
-        if tensor.dtype is not k.dtype or tensor.device != q.device:
-            raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be {k.dtype} on {q.device}")
-    if q.dtype in EIGHT:
-        device, _ = place("q", q, torch.float16)
-        return device, EIGHT[q.dtype], 0
-    return *place("q", q), EIGHT[k.dtype]
+        if tensor.device != q.device:
+            raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be on {q.device}, as q is")
+    names = [str(x.dtype).removeprefix("torch.") for x in (q, k, v)]
+    group = None if features is None else features.int4_group
+    return device_of("q", q), *_dtypes.numbers(names, group, "torch.{}".format, backward)
 
 
 def is_eight(tensor):
@@ -363,13 +353,19 @@ def scales(name, given, q):
     return given, given.data_ptr(), given.shape, given.stride()
 
 
-def place(name, tensor, dtype=None):
+def place(name, tensor):
     """(device, dtype number) of a tensor."""
-    device, number = tensor.device, _number(name, dtype or tensor.dtype)
+    number = _number(name, tensor.dtype)
+    return device_of(name, tensor), number
+
+
+def device_of(name, tensor):
+    """The number of a tensor's device."""
+    device = tensor.device
     if device.type == "cuda":
-        return device.index, number
+        return device.index
     if device.type == "cpu":
-        return CPU, number
+        return CPU
     raise UnsupportedError(f"{name} is on {device}; flashtune runs on cuda and cpu tensors")
 
 

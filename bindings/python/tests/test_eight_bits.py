@@ -99,7 +99,8 @@ def test_what_does_not_fit_is_refused():
     refused("v is float16; it must be int8", q16, k8, v.astype(np.float16))
     refused("k_descale has shape", q16, k8, v8, k_descale=np.ones((3, 7), np.float32))
     refused("k_descale is float64", q16, k8, v8, k_descale=np.ones((2, 2)))
-    refused("kv_dtype must then be 0 or the same", q, k8, v8)
+    refused("q is float32; it must be float16 or bfloat16, since k is int8", q, k8, v8)
+    refused("q is int8; it must be float16 or bfloat16 or float32 or float8_e4m3fn", quantise(q, 0.01, "int8"), k8, v8)
     # The last two are infinity and 0 in fp32.
     for scale in (0.0, -1.0, np.inf, np.nan, 1e40, 1e-50):
         refused("finite and above 0", q16, k8, v8, v_descale=scale)

@@ -72,11 +72,11 @@ def test_wrong_arguments_get_a_sentence_that_names_them():
     refused("int4_group is 16; it must be 32 or 64", int4_group=16)
     refused("int4_group is {}; it must be 32 or 64", int4_group={})
     refused(r"k has shape \(\); with int4_group 32", k=np.array(1, np.uint8))
-    refused("v is float32; with int4_group it must be uint8", v=v)
+    refused("v is float32; it must be uint8 with int4_group", v=v)
     refused("k has shape .*its last dim must be int4_row_bytes", k=k4[..., :70], v=v4[..., :70])
     refused("k has shape .*batch and dim must be those of q", q=q[..., :64])
     refused("k_descale is given; it must be None, since rows of int4 hold", k_descale=1.0)
-    refused("kv_dtype is 7 and dtype FLASHTUNE_DTYPE_FP32", q=q.astype(np.float32))
+    refused("q is float32; it must be float16 or bfloat16, since k is uint8", q=q.astype(np.float32))
     bad = k4.copy()
     bad[0, 3, 1, 64:66] = 0
     refused("the scale of k, sequence 0, key 3, head 1 and group 0 is 0", k=bad)
@@ -124,7 +124,7 @@ def test_uint8_tensors_are_no_int4_without_a_group():
     torch = pytest.importorskip("torch")
     q, k = torch.zeros(1, 2, 1, 64).half(), torch.zeros(1, 2, 1, 64, dtype=torch.uint8)
     for learns in (False, True):
-        with pytest.raises(InvalidArgumentError, match="k is torch.uint8 on cpu; it must be torch.float16"):
+        with pytest.raises(InvalidArgumentError, match="k is torch.uint8; it must be torch.float16, as q is"):
             flashtune.attention(q.clone().requires_grad_(learns), k, k)
 
 

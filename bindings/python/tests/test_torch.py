@@ -271,7 +271,7 @@ def test_plain_attention_agrees_with_torchs_math_backend():
     [
         (dict(k=None), TypeError, "k is a NoneType"),
         (dict(k=np.ones((1, 4, 2, 8), np.float32)), TypeError, "k is a ndarray"),
-        (dict(v=torch.ones(1, 4, 2, 8, dtype=torch.float16)), ValueError, "v is torch.float16 on cpu"),
+        (dict(v=torch.ones(1, 4, 2, 8, dtype=torch.float16)), ValueError, "v is torch.float16; it must be torch.float32, as q is"),
         (dict(q=torch.ones(4, 2, 8)), ValueError, "q has shape"),
         (dict(k=torch.ones(1, 4, 2, 9)), ValueError, "k has shape"),
         (dict(q=torch.ones(1, 4, 3, 8)), ValueError, "multiple of num_heads_kv"),
