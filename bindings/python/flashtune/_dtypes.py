@@ -29,3 +29,8 @@ def numbers(names, int4_group, shown, backward=False):
         beside = f", since k is {shown(k)}" if narrow else ""
         raise InvalidArgumentError(f"q is {shown(q)}; it must be {' or '.join(map(shown, allowed))}{beside}")
     return allowed[q], narrow
+
+
+def of_out(q):
+    """The dtype of out, and of bias, by that of q: the same, or bfloat16 where q has 8 bits."""
+    return "bfloat16" if q in _eight.NUMBERS else q

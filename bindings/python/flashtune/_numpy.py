@@ -167,7 +167,7 @@ def vector(name, array, kind, q):
 def scores(name, array, shape, q):
     """(array, ref), broadcast to one element a score; the bits of a row are not broadcast."""
     expect_array(name, array)
-    dtypes = {"bias": (q.dtype,), "mask": (np.dtype(bool), np.dtype(np.uint8)), "mask_bits": (np.dtype(np.uint8),)}
+    dtypes = {"bias": (_out_dtype(q),), "mask": (np.dtype(bool), np.dtype(np.uint8)), "mask_bits": (np.dtype(np.uint8),)}
     if array.dtype not in dtypes[name]:
         raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {' or '.join(map(str, dtypes[name]))}")
     if name == "mask_bits":
@@ -246,12 +246,12 @@ def _of_dtypes(q, k, v, features, backward=False):
 
 
 def _out_dtype(q):
-    """The dtype of the output: q's, or bfloat16 where q has 8 bits."""
+    """The dtype of the output, and of bias."""
     if q.dtype.name not in _eight.NUMBERS:
         return q.dtype
     import ml_dtypes
 
-    return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(getattr(ml_dtypes, _dtypes.of_out(q.dtype.name)))
 
 
 def scales(name, given, q):

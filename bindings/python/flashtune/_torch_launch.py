@@ -265,7 +265,7 @@ def vector(name, tensor, kind, q):
 def scores(name, tensor, shape, q):
     """(the tensor, its ref), broadcast to one element a score. Bits of a row are not broadcast."""
     expect_array(name, tensor)
-    allowed = {"bias": (q.dtype,), "mask": (torch.bool, torch.uint8), "mask_bits": (torch.uint8,)}[name]
+    allowed = {"bias": (_out_dtype(q, None),), "mask": (torch.bool, torch.uint8), "mask_bits": (torch.uint8,)}[name]
     if tensor.dtype not in allowed or tensor.device != q.device:
         expected = " or ".join(map(str, allowed))
         raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be {expected} on {q.device}")

@@ -85,6 +85,33 @@ def test_fp8_queries_give_bfloat16():
     assert error < 2**-4
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_bias_of_fp8_queries_has_the_dtype_of_the_result(library):
+    """A bias in q's dtype was read past its end."""
+    q, k, v = tensors(2)
+    q8, k8, v8 = (quantise(x, 0.01, "float8_e4m3fn") for x in (q, k, v))
+    bias = np.random.default_rng(1).standard_normal((BATCH, HEADS, SEQLEN_Q, SEQLEN_K)).astype(ml_dtypes.bfloat16)
+    descale = {f"{name}_descale": 0.01 for name in "qkv"}
+
+    def of_library(x):
+        if library == "numpy":
+            return x
+        torch = pytest.importorskip("torch")
+        return torch.from_numpy(x.view(np.uint8)).view(getattr(torch, x.dtype.name))
+
+    def run(bias):
+        return flashtune.attention(*map(of_library, (q8, k8, v8)), bias=of_library(bias), softmax_scale=1e-20, **descale)
+
+    out = run(bias)
+    out = out if library == "numpy" else out.float().numpy()
+    weights = np.exp(bias.astype(np.float64))
+    values = np.repeat(v8.astype(np.float64) * 0.01, HEADS // HEADS_KV, 2)
+    exact = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), values)
+    assert np.linalg.norm(out.astype(np.float64) - exact) / np.linalg.norm(exact) < 2**-4
+    with pytest.raises(InvalidArgumentError, match="bias is (torch.)?float8_e4m3fn.*; it must be (torch.)?bfloat16"):
+        run(bias.astype(ml_dtypes.float8_e4m3fn))
+
+
 def test_what_does_not_fit_is_refused():
     q, k, v = tensors(3)
     k8, v8 = (quantise(x, 0.01, "int8") for x in (k, v))
