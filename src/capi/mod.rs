@@ -42,7 +42,7 @@ mod accesses;
 pub(crate) mod args;
 mod array;
 mod block_mask;
-mod dtypes;
+pub(crate) mod dtypes;
 mod eight_bits;
 mod factor;
 mod features;

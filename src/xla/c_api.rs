@@ -19,6 +19,7 @@ pub const ATTRIBUTE_SCALAR: i32 = 3;
 pub const BUFFER: i32 = 1;
 
 pub const DTYPE_PRED: i32 = 1;
+pub const DTYPE_S8: i32 = 2;
 pub const DTYPE_S32: i32 = 4;
 pub const DTYPE_S64: i32 = 5;
 pub const DTYPE_U8: i32 = 6;
@@ -26,6 +27,8 @@ pub const DTYPE_U32: i32 = 8;
 pub const DTYPE_F16: i32 = 10;
 pub const DTYPE_F32: i32 = 11;
 pub const DTYPE_BF16: i32 = 16;
+pub const DTYPE_F8E5M2: i32 = 19;
+pub const DTYPE_F8E4M3FN: i32 = 20;
 
 pub const CODE_INVALID_ARGUMENT: i32 = 3;
 pub const CODE_RESOURCE_EXHAUSTED: i32 = 8;

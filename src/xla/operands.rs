@@ -3,7 +3,10 @@
 //! Under `jax.vmap`, XLA puts one more dimension in front of every tensor. Those leading dimensions
 //! belong to the batch here.
 
-use super::c_api::{DTYPE_BF16, DTYPE_F16, DTYPE_F32, DTYPE_PRED, DTYPE_S32, DTYPE_S64, DTYPE_U8, DTYPE_U32};
+use super::c_api::{
+    DTYPE_BF16, DTYPE_F8E4M3FN, DTYPE_F8E5M2, DTYPE_F16, DTYPE_F32, DTYPE_PRED, DTYPE_S8, DTYPE_S32, DTYPE_S64,
+    DTYPE_U8, DTYPE_U32,
+};
 use super::failure::{Failure, Result};
 use super::frame::Buffer;
 use crate::capi::types::{flashtune_scores_tensor, flashtune_tensor};
@@ -103,8 +106,7 @@ pub fn tensor(buffer: &Buffer) -> Result<flashtune_tensor> {
     Ok(flashtune_tensor { data: buffer.data, stride_batch, stride_seqlen, stride_head: sizes[2] })
 }
 
-/// A tensor that broadcasts to (batch, heads, seqlen_q, seqlen_k). Under leading dimensions its
-/// batch is whole, since one stride must lead through all of them.
+/// A tensor that broadcasts to (batch, heads, seqlen_q, seqlen_k).
 pub fn scores(
     name: &str,
     buffer: &Buffer,
@@ -112,8 +114,22 @@ pub fn scores(
     leading: &[i64],
     full: [i64; 4],
 ) -> Result<flashtune_scores_tensor> {
+    let strides = broadcast(name, buffer, dtypes, leading, full)?;
+    let [stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k] = strides;
+    Ok(flashtune_scores_tensor { data: buffer.data, stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k })
+}
+
+/// The strides of a tensor that broadcasts to `full`, whose first dimension is the batch. Under
+/// leading dimensions the batch is whole, since one stride must lead through all of them.
+pub fn broadcast<const N: usize>(
+    name: &str,
+    buffer: &Buffer,
+    dtypes: &[i32],
+    leading: &[i64],
+    full: [i64; N],
+) -> Result<[i64; N]> {
     expect_dtype(name, buffer, dtypes)?;
-    let dims = buffer.dims.strip_prefix(leading).filter(|dims| dims.len() == 4);
+    let dims = buffer.dims.strip_prefix(leading).filter(|dims| dims.len() == N);
     let broadcasts = |dims: &&[i64]| dims.iter().zip(full).all(|(size, whole)| *size == whole || *size == 1);
     let Some(dims) = dims.filter(broadcasts) else {
         let shape = buffer.dims;
@@ -125,17 +141,12 @@ pub fn scores(
         let batch = full[0];
         return Err(Failure::invalid(format!("{name} has a batch of 1; under vmap it must be {batch}, that of q")));
     }
-    let stride = |axis: usize| match dims[axis] == 1 && (axis > 0 || leading.is_empty()) {
-        true => Ok(0),
-        false => product(&dims[axis + 1..]),
-    };
-    Ok(flashtune_scores_tensor {
-        data: buffer.data,
-        stride_batch: stride(0)?,
-        stride_head: stride(1)?,
-        stride_seqlen_q: stride(2)?,
-        stride_seqlen_k: stride(3)?,
-    })
+    let mut strides = [0; N];
+    for (axis, stride) in strides.iter_mut().enumerate() {
+        let is_shared = dims[axis] == 1 && (axis > 0 || leading.is_empty());
+        *stride = if is_shared { 0 } else { product(&dims[axis + 1..])? };
+    }
+    Ok(strides)
 }
 
 pub fn product(sizes: &[i64]) -> Result<i64> {
@@ -145,9 +156,10 @@ pub fn product(sizes: &[i64]) -> Result<i64> {
         .ok_or_else(|| Failure::invalid(format!("the product of the sizes {sizes:?} must be below 2^63")))
 }
 
-fn dtype_name(dtype: i32) -> String {
+pub fn dtype_name(dtype: i32) -> String {
     match dtype {
         DTYPE_PRED => "bool".into(),
+        DTYPE_S8 => "int8".into(),
         DTYPE_S32 => "int32".into(),
         DTYPE_S64 => "int64".into(),
         DTYPE_U8 => "uint8".into(),
@@ -155,6 +167,8 @@ fn dtype_name(dtype: i32) -> String {
         DTYPE_F16 => "float16".into(),
         DTYPE_F32 => "float32".into(),
         DTYPE_BF16 => "bfloat16".into(),
+        DTYPE_F8E5M2 => "float8_e5m2".into(),
+        DTYPE_F8E4M3FN => "float8_e4m3fn".into(),
         other => format!("XLA's dtype {other}"),
     }
 }

@@ -16,9 +16,17 @@ pub struct Options {
     pub window_left: i64,
     pub window_right: i64,
     pub softcap: f32,
-    /// Upper bounds of the lengths of packed sequences; 0 elsewhere.
+    /// Upper bounds of the lengths of packed sequences, and of keys in pages; 0 elsewhere.
     pub seqlen_q: i64,
     pub seqlen_k: i64,
+    pub num_splits: i64,
+    /// The sizes of a block of a block mask, and whether full blocks have lists of their own.
+    pub block_q: i64,
+    pub block_k: i64,
+    pub has_full_blocks: i64,
+    pub keys_per_descale: i64,
+    /// Columns that share a scale where k and v are rows of int4, else 0.
+    pub int4_group: i64,
     pub batch_invariant: i64,
     pub deterministic: i64,
 }
@@ -54,6 +62,12 @@ impl Options {
             ("softcap", Number::Real(value)) => self.softcap = value,
             ("seqlen_q", Number::Integer(value)) => self.seqlen_q = value,
             ("seqlen_k", Number::Integer(value)) => self.seqlen_k = value,
+            ("num_splits", Number::Integer(value)) => self.num_splits = value,
+            ("block_q", Number::Integer(value)) => self.block_q = value,
+            ("block_k", Number::Integer(value)) => self.block_k = value,
+            ("has_full_blocks", Number::Integer(value)) => self.has_full_blocks = value,
+            ("keys_per_descale", Number::Integer(value)) => self.keys_per_descale = value,
+            ("int4_group", Number::Integer(value)) => self.int4_group = value,
             ("batch_invariant", Number::Integer(value)) => self.batch_invariant = value,
             ("deterministic", Number::Integer(value)) => self.deterministic = value,
             (name, _) => {

@@ -11,8 +11,11 @@ mod frame;
 mod reference;
 
 use flashtune::backend::{Backend, Memory};
-use flashtune::capi::types::{FLASHTUNE_FEATURE_DBIAS, FLASHTUNE_FEATURE_PAGED};
+use flashtune::capi::types::{
+    FLASHTUNE_FEATURE_CU_SEQLENS_K, FLASHTUNE_FEATURE_CU_SEQLENS_Q, FLASHTUNE_FEATURE_DBIAS, FLASHTUNE_FEATURE_PAGED,
+};
 use flashtune::cpu::Cpu;
+use flashtune::device::Arch;
 use flashtune::kernel::Gpu;
 use flashtune::xla::c_api::*;
 use flashtune::xla::handlers::{
@@ -51,12 +54,23 @@ impl Tensors {
     }
 
     fn of(&mut self, shape: &'static [i64], values: &[f32]) -> Tensor<'static> {
-        assert_eq!(values.len() as i64, shape.iter().product::<i64>());
-        let memory = self.backend.allocate(4 * values.len()).unwrap();
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        self.backend.upload(&memory, &bytes).unwrap();
+        self.of_dtype(DTYPE_F32, shape, &bytes)
+    }
+
+    fn of_dtype(&mut self, dtype: i32, shape: &'static [i64], bytes: &[u8]) -> Tensor<'static> {
+        assert_eq!(bytes.len() as i64 % shape.iter().product::<i64>(), 0);
+        let memory = self.backend.allocate(bytes.len()).unwrap();
+        self.backend.upload(&memory, bytes).unwrap();
         self.memories.push((memory, shape));
-        (DTYPE_F32, self.memories.last().unwrap().0.address(), shape)
+        (dtype, self.memories.last().unwrap().0.address(), shape)
+    }
+
+    fn download(&self, tensor: Tensor) -> Vec<u8> {
+        let (memory, _) = self.memories.iter().find(|(memory, _)| memory.address() == tensor.1).unwrap();
+        let mut bytes = vec![0; memory.bytes()];
+        self.backend.download(memory, &mut bytes).unwrap();
+        bytes
     }
 
     fn assert_full(&self, tensor: Tensor, value: f32) {
@@ -66,9 +80,7 @@ impl Tensors {
 
     /// The results are sums of at most 80 products of size 1 in fp32.
     fn assert_close(&self, tensor: Tensor, expected: &[f64]) {
-        let (memory, _) = self.memories.iter().find(|(memory, _)| memory.address() == tensor.1).unwrap();
-        let mut bytes = vec![0; memory.bytes()];
-        self.backend.download(memory, &mut bytes).unwrap();
+        let bytes = self.download(tensor);
         assert_eq!(bytes.len(), 4 * expected.len());
         for (index, (bytes, value)) in bytes.chunks(4).zip(expected).enumerate() {
             let actual = f64::from(f32::from_le_bytes(bytes.try_into().unwrap()));
@@ -117,6 +129,54 @@ fn both_passes_are_right(backend: Backend, forward: Handler, backward: Handler) 
 #[test]
 fn cpu_handlers_run_both_passes() {
     both_passes_are_right(backend_of_cpu(), flashtune_xla_cpu_forward, flashtune_xla_cpu_backward);
+}
+
+/// Packed sequences of one length in e4m3, with a scale for each sequence.
+fn e4m3_is_right(backend: Backend, forward: Handler) {
+    const OF_Q: &[i64] = &[BATCH * SEQLEN_Q, HEADS, DIM];
+    const OF_K: &[i64] = &[BATCH * SEQLEN_K, 1, DIM];
+    let mut tensors = Tensors::new(backend);
+    let scales = [[0.5, 0.25], [0.75, 0.5], [1.0, 2.0]];
+    let mut made = Vec::new();
+    for (seed, (shape, scales)) in [OF_Q, OF_K, OF_K].into_iter().zip(&scales).enumerate() {
+        let count = shape.iter().product::<i64>() as usize;
+        let random = reference::random(count, seed as u32 + 1);
+        // Numbers from 0.5 to 1.875 of both signs: two exponents, three bits of mantissa.
+        let bytes: Vec<u8> =
+            random.iter().map(|x| (x.to_bits() >> 24) as u8 & 0x80 | 0x30 | (x.abs() * 16.0) as u8).collect();
+        let of = |byte: u8| (1.0 + f32::from(byte & 7) / 8.0) * if byte & 8 == 0 { 0.5 } else { 1.0 };
+        let sign = |byte: u8| if byte & 0x80 == 0 { 1.0 } else { -1.0 };
+        let wide = bytes.iter().enumerate().map(|(at, byte)| sign(*byte) * of(*byte) * scales[2 * at / count]);
+        made.push((tensors.of_dtype(DTYPE_F8E4M3FN, shape, &bytes), wide.collect::<Vec<f32>>()));
+    }
+    let expected = reference::attention(&made[0].1, &made[1].1, &made[2].1, &made[0].1, 0.5);
+    let offsets = [SEQLEN_Q, SEQLEN_K].map(|rows| {
+        let bytes: Vec<u8> = (0..=BATCH).flat_map(|b| ((b * rows) as i32).to_le_bytes()).collect();
+        tensors.of_dtype(DTYPE_S32, &[BATCH + 1], &bytes)
+    });
+    let scales = scales.map(|values| tensors.of(&[BATCH, 1, 1], &values));
+    let out = tensors.of_dtype(DTYPE_BF16, OF_Q, &[0xff; 2 * (BATCH * SEQLEN_Q * HEADS * DIM) as usize]);
+    let tensors_of_call: Vec<Tensor> = made.iter().map(|(tensor, _)| *tensor).chain(offsets).chain(scales).collect();
+    let bits = FLASHTUNE_FEATURE_CU_SEQLENS_Q | FLASHTUNE_FEATURE_CU_SEQLENS_K;
+    let more = [
+        ("features", Value::Integer(bits as i64)),
+        ("seqlen_q", Value::Integer(SEQLEN_Q)),
+        ("seqlen_k", Value::Integer(SEQLEN_K)),
+    ];
+    let call = Call { stage: STAGE_EXECUTE, args: tensors_of_call, results: vec![out], attributes: attributes(&more) };
+    call.run(forward).unwrap();
+    let bytes = tensors.download(out);
+    let actual = bytes.chunks(2).map(|pair| f32::from_bits(u32::from(u16::from_le_bytes([pair[0], pair[1]])) << 16));
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let error = norm(&mut actual.zip(&expected.out).map(|(actual, exact)| f64::from(actual) - exact));
+    let relative = error / norm(&mut expected.out.iter().copied());
+    // Weights are rounded to 3 bits of mantissa, and many of them are summed.
+    assert!(relative < 0.0625, "{relative}");
+}
+
+#[test]
+fn cpu_handler_runs_packed_e4m3() {
+    e4m3_is_right(backend_of_cpu(), flashtune_xla_cpu_forward);
 }
 
 #[test]
@@ -212,7 +272,8 @@ fn wrong_calls_get_an_error_and_write_nothing() {
         (with(&[("colour", Value::Integer(1))]), "attribute colour is unknown"),
         (with(&[("causal", Value::Integer(1 << 40))]), "attribute causal is 1099511627776; it must fit in 32 bits"),
         (with(&[("causal", Value::Integer(9))]), "causal is 9"),
-        (features(FLASHTUNE_FEATURE_PAGED), "the XLA face does not take pages"),
+        (features(FLASHTUNE_FEATURE_PAGED), "the call has 3 arguments; block_table must be argument 3"),
+        (features(1 << 20), "attribute features has bits 0x100000"),
         (features(FLASHTUNE_FEATURE_DBIAS), "which the backward pass alone has"),
     ];
     for (call, expected) in &cases {
@@ -257,8 +318,11 @@ fn cuda_handlers_run_both_passes() {
         XLA.with_borrow_mut(|xla| xla.ordinal = ordinal);
         call.run(flashtune_xla_cuda_forward).unwrap();
     }
-    let backend = Backend::Cuda(Gpu::new(0, None, None).unwrap());
-    both_passes_are_right(backend, flashtune_xla_cuda_forward, flashtune_xla_cuda_backward);
+    let gpu = || Gpu::new(0, None, None).unwrap();
+    both_passes_are_right(Backend::Cuda(gpu()), flashtune_xla_cuda_forward, flashtune_xla_cuda_backward);
+    if gpu().device().arch == Arch::Sm(9, 0) {
+        e4m3_is_right(Backend::Cuda(gpu()), flashtune_xla_cuda_forward);
+    }
     // The backward pass has a workspace.
     XLA.with_borrow(|xla| assert!(xla.freed > 0 && xla.freed == xla.allocations.len()));
 }

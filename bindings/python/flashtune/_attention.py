@@ -346,9 +346,17 @@ def attention_backward(
 
 def refuse_forward_only(features):
     """Refuses features that the backward pass lacks."""
+    reason = forward_only(features)
+    if reason is not None:
+        raise UnsupportedError(reason)
+
+
+def forward_only(features):
+    """Why the backward pass lacks these features, or None."""
     for name in _FORWARD_ONLY if features is not None else ():
         if getattr(features, name) is not None:
-            raise UnsupportedError(f"{name} is given; the backward pass has neither caches nor quantised tensors")
+            return f"{name} is given; the backward pass has neither caches nor quantised tensors"
+    return None
 
 
 def features_of(keywords):

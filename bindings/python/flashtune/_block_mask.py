@@ -39,7 +39,7 @@ def block_mask(blocks, full=None, *, block_size=128):
 
     blocks: bool (ceil(seqlen_q / block_q), ceil(seqlen_k / block_k)), or (batch, heads, …) of
         these; batch and heads may be 1. True: the block counts, and causal, window and mask hide
-        keys in it. A NumPy array or a torch tensor on the device of the call.
+        keys in it. A NumPy or JAX array, or a torch tensor on the device of the call.
     full: in the same shape, the blocks that skip the mask. They need not be True in `blocks`.
     block_size: (queries, keys) of a block, or one number for both. Multiples of 16; 128 is fastest.
     """
@@ -52,6 +52,11 @@ def block_mask(blocks, full=None, *, block_size=128):
     if full is not None:
         lists += [*_lists(full), *_lists(full, transposed=True)]
     return BlockMask(size, *lists)
+
+
+def size_of(mask):
+    """(block_q, block_k) of a block mask."""
+    return _size(mask.BLOCK_SIZE, "block_mask.BLOCK_SIZE")
 
 
 def _size(block_size, name="block_size"):
@@ -75,7 +80,7 @@ def _expect_blocks(**arrays):
         if len(shape) not in (2, 4) or "bool" not in str(dtype):
             found = type(blocks).__name__ if dtype is None else f"{dtype} of shape {shape}"
             raise InvalidArgumentError(
-                f"{name} is {found}; it must be a NumPy array or a torch tensor of bool, (rows, columns) or (batch, heads, rows, columns)"
+                f"{name} is {found}; it must be a NumPy or JAX array or a torch tensor of bool, (rows, columns) or (batch, heads, rows, columns)"
             )
 
 
@@ -84,10 +89,12 @@ def _lists(blocks, transposed=False):
     if len(blocks.shape) == 2:
         blocks = blocks[None, None]
     blocks = blocks.swapaxes(-1, -2) if transposed else blocks
-    numpy = sys.modules.get("numpy")
+    numpy, jax = sys.modules.get("numpy"), sys.modules.get("jax")
     if numpy is not None and isinstance(blocks, numpy.ndarray):
         order = numpy.argsort(~blocks, axis=-1, kind="stable")
         return blocks.sum(-1).astype("int32"), order.astype("int32")
+    if jax is not None and isinstance(blocks, jax.Array):
+        return blocks.sum(-1).astype("int32"), (~blocks).argsort(axis=-1, stable=True).astype("int32")
     return blocks.sum(-1).int().contiguous(), (~blocks).int().argsort(dim=-1, stable=True).int().contiguous()
 
 
@@ -97,7 +104,7 @@ def pack(features, dims, q, lib, backward):
         return NONE, ()
     mask, (side, other) = features.block_mask, ("q", "kv") if backward else ("kv", "q")
     try:
-        block_q, block_k = _size(mask.BLOCK_SIZE, "block_mask.BLOCK_SIZE")
+        block_q, block_k = size_of(mask)
         names = [prefix + side + suffix for prefix in ("", "full_") for suffix in ("_num_blocks", "_indices")]
         arrays = [getattr(mask, name) for name in names]
     except AttributeError as error:

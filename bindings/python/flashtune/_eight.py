@@ -5,6 +5,7 @@ shared. Knows no array library: the caller's module gives addresses and strides.
 """
 
 import operator
+from typing import NamedTuple
 
 from . import _structs
 from ._errors import InvalidArgumentError
@@ -75,8 +76,19 @@ def has_scales(features):
     return features is not None and not (features.q_descale is features.k_descale is features.v_descale is None)
 
 
+class Scales(NamedTuple):
+    """The scales of a call, which must live until the launch."""
+
+    keys_per_descale: int
+    arrays: dict
+    """For q_descale, k_descale and v_descale the array and its shape (entries, rows, heads)."""
+
+
+NO_SCALES = Scales(0, {})
+
+
 def pack(features, q_number, kv_number, out_number, dims, k_shape, lib, q):
-    """(packed part, objects to keep until the launch).
+    """(packed part, its Scales).
 
     Numbers are those of the C header; kv_number and out_number are 0 where they are q's. k_shape is
     k's. `lib.scales` takes a name, what the caller gave, and q.
@@ -84,43 +96,59 @@ def pack(features, q_number, kv_number, out_number, dims, k_shape, lib, q):
     is_fp8 = q_number == _structs.DTYPE_E4M3
     is_int4 = kv_number in _INT4.values()
     has_keys = (is_fp8 or kv_number != 0) and not is_int4
-    for name, is_used in (("q_descale", is_fp8), ("k_descale", has_keys), ("v_descale", has_keys)):
-        if not is_used and features is not None and getattr(features, name) is not None:
+    names = ("q_descale", "k_descale", "v_descale")
+    used = [name for name, is_used in zip(names, (is_fp8, has_keys, has_keys)) if is_used]
+    for name in names:
+        if name not in used and features is not None and getattr(features, name) is not None:
             reason = "rows of int4 hold their scales" if is_int4 and name != "q_descale" else f"{name[0]} has not 8 bits"
             raise InvalidArgumentError(f"{name} is given; it must be None, since {reason}")
     if is_int4:
-        return _pack(kv_number, 0, *_NULL, *_NULL, *_NULL, 0), ()
+        return _pack(kv_number, 0, *_NULL, *_NULL, *_NULL, 0), NO_SCALES
     if not has_keys:
-        return NONE, ()
-    batch, heads, seqlen_k = dims[0], dims[2], dims[4]
-    given = {name: getattr(features, name, None) for name in ("q_descale", "k_descale", "v_descale")}
-    kept, refs = [], {}
-    keys = {(batch, heads): 0, (batch, -(-seqlen_k // SCALE_BLOCK), heads): SCALE_BLOCK, tuple(k_shape[:-1]): 1}
-    found = []
-    for name in given if is_fp8 else ("k_descale", "v_descale"):
-        scales, address, shape, strides = lib.scales(name, 1.0 if given[name] is None else given[name], q)
-        kept.append(scales)
-        choices = {(batch, heads): 0} if name == "q_descale" else keys
-        if all(size == 1 for size in shape):
-            refs[name] = (address, 0, 0, 0)
-            continue
-        number = next((number for wanted, number in choices.items() if _broadcasts(shape, wanted)), None)
-        if number is None:
-            allowed = " or ".join(map(str, choices))
-            raise InvalidArgumentError(f"{name} has shape {tuple(shape)}; it must be a number, {allowed}, or 1 where a scale is shared")
-        strides = [0 if size == 1 else stride for size, stride in zip(shape, strides)]
-        refs[name] = (address, strides[0], 0, strides[1]) if number == 0 else (address, *([0] * (3 - len(strides))), *strides)
-        if number:
-            found.append((name, number))
-    if len({number for _, number in found}) > 1:
+        return NONE, NO_SCALES
+    of_heads, blocks = (dims[0], dims[2]), -(-dims[4] // SCALE_BLOCK)
+    of_rows = {of_heads: 0, (dims[0], blocks, dims[2]): SCALE_BLOCK, tuple(k_shape[:-1]): 1}
+    found = {}
+    for name in used:
+        given = getattr(features, name, None)
+        scales = lib.scales(name, 1.0 if given is None else given, q)
+        found[name] = _place(name, *scales, {of_heads: 0} if name == "q_descale" else of_rows)
+    keys_per_descale = _keys_per_descale(found)
+    refs = [field for name in names for field in (found[name][1] if name in found else _NULL)]
+    arrays = {name: (array, shape) for name, (array, _, shape, _) in found.items()}
+    return _pack(kv_number, out_number, *refs, keys_per_descale), Scales(keys_per_descale, arrays)
+
+
+def _place(name, array, address, shape, strides, allowed):
+    """(array, its ref, its shape (entries, rows, heads), keys_per_descale or None for one scale).
+
+    allowed: keys_per_descale by shape.
+    """
+    if all(size == 1 for size in shape):
+        return array, (address, 0, 0, 0), (1, 1, 1), None
+    keys = next((keys for wanted, keys in allowed.items() if _broadcasts(shape, wanted)), None)
+    if keys is None:
+        choices = " or ".join(map(str, allowed))
+        raise InvalidArgumentError(f"{name} has shape {tuple(shape)}; it must be a number, {choices}, or 1 where a scale is shared")
+    shape, strides = list(shape), [0 if size == 1 else stride for size, stride in zip(shape, strides)]
+    if len(shape) == 2:
+        # One scale for all rows of a sequence, or packed rows, which are one entry.
+        at = 1 if keys == 0 else 0
+        shape.insert(at, 1)
+        strides.insert(at, 0)
+    return array, (address, *strides), tuple(shape), keys
+
+
+def _keys_per_descale(found):
+    """The number of the struct, by what `_place` returned for each name."""
+    of_rows = {name: keys for name, (*_, keys) in found.items() if keys}
+    if len(set(of_rows.values())) > 1:
         raise InvalidArgumentError("k_descale and v_descale have scales of different numbers of keys; both must have as many")
-    keys_per_descale = found[0][1] if found else 0
-    # A scale of whole sequences stands for all keys where the other tensor has one for each.
-    for name in ("k_descale", "v_descale"):
-        if keys_per_descale and name not in dict(found) and refs[name][1:] != (0, 0, 0):
-            if keys_per_descale == 1:
-                raise InvalidArgumentError(f"{name} has a scale for each sequence; beside scales of each key it must be a number or have one for each key")
-    return _pack(kv_number, out_number, *refs.get("q_descale", _NULL), *refs["k_descale"], *refs["v_descale"], keys_per_descale), kept
+    # A scale of whole sequences stands for all keys of a block, but not beside scales of each key.
+    for name, (*_, keys) in found.items():
+        if name != "q_descale" and keys == 0 and 1 in of_rows.values():
+            raise InvalidArgumentError(f"{name} has a scale for each sequence; beside scales of each key it must be a number or have one for each key")
+    return next(iter(of_rows.values()), 0)
 
 
 def _broadcasts(shape, wanted):

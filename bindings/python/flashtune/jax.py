@@ -6,20 +6,20 @@ flashtune_backward; a process that runs an exported program must import it first
 """
 
 import functools
-import sys
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _call, _features, _jax_axes, _structs
+from . import _attention as _public
+from . import _block_mask, _call, _dtypes, _eight, _features, _jax_arrays, _jax_axes, _structs
 from ._context import CPU, context
 from ._errors import FlashtuneError, InvalidArgumentError, UnsupportedError
 from ._library import library
 
 _OLDEST = (0, 7)
-_OPERANDS = {
+_BITS = {
     "alibi_slopes": _structs.FEATURE_ALIBI,
     "bias": _structs.FEATURE_BIAS,
     "mask": _structs.FEATURE_MASK,
@@ -28,14 +28,28 @@ _OPERANDS = {
     "cu_seqlens_k": _structs.FEATURE_CU_SEQLENS_K,
     "seqused_q": _structs.FEATURE_SEQUSED_Q,
     "seqused_k": _structs.FEATURE_SEQUSED_K,
+    "block_table": _structs.FEATURE_PAGED,
+    "mask_bits": _structs.FEATURE_MASK_BITS,
+    "kv_num_blocks": _structs.FEATURE_BLOCK_MASK,
+    "cache_batch_idx": _structs.FEATURE_CACHE_BATCH_IDX,
+    "leftpad_k": _structs.FEATURE_LEFTPAD_K,
 }
-"""The arrays of features in the order in which the handlers take them, by their bits."""
+"""The feature bits by the first operand of each, in their order."""
+_LISTS = {side: tuple(p + side + s for p in ("", "full_") for s in ("_num_blocks", "_indices")) for side in ("kv", "q")}
+"""The lists of a block mask, which the forward pass reads by kv and the backward pass by q."""
+_DESCALES = ("q_descale", "k_descale", "v_descale")
+_ARRAYS = tuple(name for name in _BITS if name != "kv_num_blocks")
+_ORDER = ("seed", *_ARRAYS[:-2], *_LISTS["kv"], *_LISTS["q"], *_ARRAYS[-2:], *_DESCALES)
+"""The operands after q, k and v, in the order in which the handlers take them."""
+
+_SCORES = ("window", "softcap", "alibi_slopes", "bias", "mask", "sinks", "mask_bits", *_DESCALES)
+_VARLEN = (*_SCORES, *_features.LENGTHS, "max_seqlen_q", "max_seqlen_k")
+_CACHES = ("block_table", "cache_batch_idx", "leftpad_k", "num_splits", "int4_group")
 
 
 def attention(
     q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False,
-    window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, batch_invariant=False,
-    **unsupported,
+    batch_invariant=False, **features,
 ):  # fmt: skip
     """`flashtune.attention` on JAX arrays, with the same arguments.
 
@@ -45,35 +59,37 @@ def attention(
 
     seed: with dropout_p, a key of `jax.random`, a uint32 array of 2 or 4 elements (seed, offset),
         an int or a pair of ints. An array or key may be traced. There is no default.
-    mask_bits, block_mask and the arguments of caches are not supported.
+    features: window, softcap, alibi_slopes, bias, mask, mask_bits, sinks, block_mask and the
+        descales. A block mask has JAX or NumPy arrays, and its BLOCK_SIZE is static.
     """
-    _refuse(unsupported)
-    return _attention(
-        q, k, v, causal, softmax_scale, dropout_p, seed, deterministic, return_lse, batch_invariant, None,
-        dict(window=window, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks),
-    )  # fmt: skip
+    opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
+    return _attention(q, k, v, opts, seed, return_lse, _taken(features, (*_SCORES, "block_mask")))
 
 
 def attention_varlen(
-    q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None,
-    causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False,
-    window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, batch_invariant=False,
-    **unsupported,
+    q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False,
+    batch_invariant=False, **features,
 ):  # fmt: skip
     """`flashtune.attention_varlen` on JAX arrays, with the same arguments.
 
     max_seqlen_q and max_seqlen_k are static. With cu_seqlens, None stands for the number of packed
     rows, because lengths may be traced; an upper bound that is closer runs faster.
     """
-    _refuse(unsupported)
-    return _attention(
-        q, k, v, causal, softmax_scale, dropout_p, seed, deterministic, return_lse, batch_invariant, None,
-        dict(
-            window=window, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks,
-            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k,
-            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        ),
-    )  # fmt: skip
+    opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
+    return _attention(q, k, v, opts, seed, return_lse, _taken(features, _VARLEN))
+
+
+def attention_kvcache(
+    q, k_cache, v_cache, *, causal=False, softmax_scale=None, return_lse=False, batch_invariant=False, **features
+):  # fmt: skip
+    """`flashtune.attention_kvcache` on JAX arrays, with the same arguments, without a gradient.
+
+    max_seqlen_q, max_seqlen_k, num_splits and int4_group are static. The lengths and tables may be
+    traced.
+    """
+    opts = _call.options(causal, softmax_scale, 0.0, False, batch_invariant)
+    allowed = tuple(name for name in _VARLEN if name != "cu_seqlens_k") + _CACHES
+    return _attention(q, k_cache, v_cache, opts, None, return_lse, _taken(features, allowed))
 
 
 def dot_product_attention(
@@ -83,7 +99,7 @@ def dot_product_attention(
     """`jax.nn.dot_product_attention` with its arguments and masks: both causal masks and windows
     begin at the top left.
     """
-    arrays = [_array(name, x) for name, x in (("query", query), ("key", key), ("value", value))]
+    arrays = [_jax_arrays.array(name, x) for name, x in (("query", query), ("key", key), ("value", value))]
     has_batch = arrays[0].ndim != 3
     q, k, v = arrays if has_batch else (x[None] for x in arrays)
     window = local_window_size
@@ -92,15 +108,21 @@ def dot_product_attention(
     if window is not None and is_causal:
         window = (window[0], 0)
     if bias is not None:
-        bias = _array("bias", bias)
+        bias = _jax_arrays.array("bias", bias)
         if jnp.issubdtype(bias.dtype, jnp.complexfloating):
             raise InvalidArgumentError(f"bias is {bias.dtype}; it must be real")
         bias = bias.astype(q.dtype)
-    out = _attention(
-        q, k, v, "top-left" if is_causal else False, scale, 0.0, None, False, False, False, _structs.WINDOW_TOP_LEFT,
-        dict(window=window, bias=bias, mask=mask, seqused_q=query_seq_lengths, seqused_k=key_value_seq_lengths),
-    )  # fmt: skip
+    opts = _call.options("top-left" if is_causal else False, scale, 0.0)
+    features = dict(window=window, bias=bias, mask=mask, seqused_q=query_seq_lengths, seqused_k=key_value_seq_lengths)
+    out = _attention(q, k, v, opts, None, False, features, _structs.WINDOW_TOP_LEFT)
     return out if has_batch else out[0]
+
+
+def _taken(features, allowed):
+    for name in features:
+        if name not in allowed:
+            raise TypeError(f"unexpected keyword argument {name!r}")
+    return features
 
 
 class _Problem(NamedTuple):
@@ -112,82 +134,104 @@ class _Problem(NamedTuple):
     batch_invariant: int
     names: tuple
     """The operands after q, k and v."""
+    out_dtype: str
+    head_dim_v: int
     lse_shape: tuple
     return_lse: bool
     has_unused_q: bool
     """Some rows of q may belong to no sequence. Nothing writes their results."""
     has_unused_k: bool
+    forward_only: Any
+    """Why there is no backward pass, or None."""
     vmap_method: str
 
 
-def _attention(
-    q, k, v, causal, softmax_scale, dropout_p, seed, deterministic, return_lse, batch_invariant, alignment, keywords
-):  # fmt: skip
-    opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
-    q, k, v = (_array(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
-            raise InvalidArgumentError(f"{name} is {x.dtype}; it must be {q.dtype}, as q is")
-    arrays = {name: _array(name, keywords[name]) for name in _OPERANDS if keywords.get(name) is not None}
-    if "sinks" in arrays:
-        if not jnp.issubdtype(arrays["sinks"].dtype, jnp.floating):
-            raise InvalidArgumentError(f"sinks is {arrays['sinks'].dtype}; it must be a floating point dtype")
-        arrays["sinks"] = arrays["sinks"].astype(jnp.float32)
-    for name in ("bias", "mask"):
-        if name in arrays:
-            arrays[name] = arrays[name].reshape((1,) * (4 - arrays[name].ndim) + arrays[name].shape)
+def _attention(q, k, v, opts, seed, return_lse, keywords, alignment=None):
+    q, k, v = (_jax_arrays.array(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    keywords = _jax_arrays.converted(keywords, _ARRAYS)
     for side, x in (("q", q), ("k", k)):
-        if f"cu_seqlens_{side}" in arrays and keywords.get(f"max_seqlen_{side}") is None:
+        if keywords.get(f"cu_seqlens_{side}") is not None and keywords.get(f"max_seqlen_{side}") is None:
             keywords[f"max_seqlen_{side}"] = x.shape[0]
-    features = _features.of(**{**keywords, **arrays})
-    dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
-    packed, _ = _features.pack(features, opts, dims, q, k, _this)
-    _expect_supported(opts, dims, q, k, v, packed)
+    features = _features.of(**keywords) or _features.Features()
+    numbers = _dtypes.numbers([x.dtype.name for x in (q, k, v)], features.int4_group, str)
+    dims = _features.sizes(features, q.shape, *_eight.key_shapes(k, v, features), _jax_arrays, q)
+    blocks, scales = _checked(opts, features, numbers, dims, q, k)
+    arrays = {name: getattr(features, name) for name in _ARRAYS if getattr(features, name) is not None}
+    arrays |= {name: _scales_of(x.reshape(shape), dims[0], scales) for name, (x, shape) in scales.arrays.items()}
+    arrays |= blocks
     if np.float32(opts[2]):
         arrays["seed"] = _seed(seed)
-
-    batch_size, _, _, seqlen_q, seqlen_k, *_ = dims
-    number, left, right = _structs.WINDOW_NONE, 0, 0
-    if features is not None and features.window is not None:
-        is_top_left = opts[0] == _structs.CAUSAL_TOP_LEFT
-        number = alignment or (_structs.WINDOW_TOP_LEFT if is_top_left else _structs.WINDOW_BOTTOM_RIGHT)
-        left, right = features.window
-    names = tuple(name for name in ("seed", *_OPERANDS) if name in arrays)
+    names = tuple(name for name in _ORDER if name in arrays)
+    is_narrow = bool(scales.arrays or numbers[1])
     problem = _Problem(
-        (
-            ("causal", opts[0]), ("softmax_scale", np.float32(opts[1])), ("dropout_p", np.float32(opts[2])),
-            ("features", sum(_OPERANDS.get(name, 0) for name in names)), ("window", number), ("window_left", left),
-            ("window_right", right), ("softcap", np.float32(0 if features is None else features.softcap)),
-            ("seqlen_q", seqlen_q), ("seqlen_k", seqlen_k),
-        ),
-        opts[3], opts[4], names, _features.lse_shape(features, q.shape, dims), bool(return_lse),
-        0 in dims or "cu_seqlens_q" in arrays or "seqused_q" in arrays,
-        0 in dims or "cu_seqlens_k" in arrays or "seqused_k" in arrays,
-        _vmap_method(arrays, batch_size),
+        _attributes(opts, features, names, dims, alignment, scales.keys_per_descale), opts[3], opts[4], names,
+        _dtypes.of_out(q.dtype.name), dims[-1], _features.lse_shape(features, q.shape, dims), bool(return_lse),
+        0 in dims or features.cu_seqlens_q is not None or features.seqused_q is not None,
+        0 in dims or features.cu_seqlens_k is not None or features.seqused_k is not None,
+        f"k is {k.dtype}, which has no backward pass" if is_narrow else _public.forward_only(features),
+        _vmap_method(arrays, dims[0]),
     )  # fmt: skip
     # Outside of `_apply`, so that the gradient of a replicated array is summed over the mesh.
     q, k, v, *extras = _jax_axes.vary([q, k, v, *(arrays[name] for name in names)])
     return _apply(problem, q, k, v, tuple(extras))
 
 
-def _vmap_method(arrays, batch_size):
-    """Whether the handlers can take a further dimension of all arrays as a part of the batch."""
-    has_batch = all(
-        name in ("seqused_q", "seqused_k") or (name in ("bias", "mask") and array.shape[0] == batch_size)
-        for name, array in arrays.items()
-    )
-    return "broadcast_all" if has_batch else "sequential"
+def _checked(opts, features, numbers, dims, q, k):
+    """(the lists of the block mask by name, the scales).
 
-
-def _expect_supported(opts, dims, q, k, v, packed):
-    """Raises the library's sentence while the program is traced, not when it runs."""
-    number = _call.DTYPES.get(q.dtype.name)
-    if number is None:
-        raise InvalidArgumentError(f"q is {q.dtype}; it must be float16, bfloat16 or float32")
+    The library's sentence is raised while the program is traced, not when it runs.
+    """
+    lib, out = _jax_arrays, _dtypes.of_out(q.dtype.name)
+    packed, _ = _features.pack(features, opts, dims, q, k, lib)
+    pages, _ = _features.pack_pages(features, k, q, lib)
+    starts, _ = _features.pack_key_starts(features, k, q, lib)
+    lists, _ = _block_mask.pack(features, dims, q, lib, backward=False)
+    out_number = 0 if out == q.dtype.name else _call.DTYPES[out]
+    eight, scales = _eight.pack(features, *numbers, out_number, dims, k.shape, lib, q)
     null = _call.NULL
     context(CPU).forward.supported(
-        _call.forward(number, opts, dims, _call.NO_SEED, null, null, null, null, 0, packed)
+        _call.forward(numbers[0], opts, dims, _call.NO_SEED, null, null, null, null, 0, packed, pages, lists, starts, eight)
     )  # fmt: skip
+    mask, blocks = features.block_mask, {}
+    if mask is not None:
+        if mask.q_num_blocks is not None:
+            _block_mask.pack(features, dims, q, lib, backward=True)
+        blocks = {name: getattr(mask, name) for names in _LISTS.values() for name in names}
+    return {name: x for name, x in blocks.items() if x is not None}, scales
+
+
+def _scales_of(array, batch_size, scales):
+    """Scales of whole sequences get a batch, so that `vmap` can add to it."""
+    entries, rows, heads = array.shape
+    is_shared = entries == 1 and rows == 1 and scales.keys_per_descale != 1
+    return jnp.broadcast_to(array, (batch_size, rows, heads)) if is_shared else array
+
+
+def _attributes(opts, features, names, dims, alignment, keys_per_descale):
+    number, left, right = _structs.WINDOW_NONE, 0, 0
+    if features.window is not None:
+        is_top_left = opts[0] == _structs.CAUSAL_TOP_LEFT
+        number = alignment or (_structs.WINDOW_TOP_LEFT if is_top_left else _structs.WINDOW_BOTTOM_RIGHT)
+        left, right = features.window
+    block_q, block_k = (0, 0) if features.block_mask is None else _block_mask.size_of(features.block_mask)
+    return (
+        ("causal", opts[0]), ("softmax_scale", np.float32(opts[1])), ("dropout_p", np.float32(opts[2])),
+        ("features", sum(_BITS.get(name, 0) for name in names)), ("window", number), ("window_left", left),
+        ("window_right", right), ("softcap", np.float32(features.softcap)), ("seqlen_q", dims[3]), ("seqlen_k", dims[4]),
+        ("num_splits", features.num_splits), ("block_q", block_q), ("block_k", block_k),
+        ("has_full_blocks", int("full_kv_num_blocks" in names)), ("keys_per_descale", keys_per_descale),
+        ("int4_group", features.int4_group or 0),
+    )  # fmt: skip
+
+
+def _vmap_method(arrays, batch_size):
+    """Whether the handlers can take a further dimension of all arrays as a part of the batch."""
+    vectors = ("seqused_q", "seqused_k", "leftpad_k")
+    with_batch = ("bias", "mask", "mask_bits", *_LISTS["kv"], *_LISTS["q"], *_DESCALES)
+    has_batch = all(
+        name in vectors or (name in with_batch and array.shape[0] == batch_size) for name, array in arrays.items()
+    )
+    return "broadcast_all" if has_batch else "sequential"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -200,6 +244,8 @@ def _apply_forward(problem, q, k, v, extras):
     is_perturbed = {name: x.perturbed for name, x in zip(problem.names, extras)}
     if is_perturbed.get("alibi_slopes"):
         raise UnsupportedError("alibi_slopes has no gradient; pass jax.lax.stop_gradient(alibi_slopes)")
+    if problem.forward_only is not None and any(x.perturbed for x in (q, k, v, *extras)):
+        raise UnsupportedError(f"{problem.forward_only}; pass the result of jax.lax.stop_gradient for each array")
     q, k, v = (x.value for x in (q, k, v))
     extras = tuple(x.value for x in extras)
     out, lse = _forward(problem, q, k, v, extras, want_lse=True)
@@ -224,17 +270,24 @@ _apply.defvjp(_apply_forward, _apply_backward, symbolic_zeros=True)
 
 
 def _forward(problem, q, k, v, extras, want_lse):
-    results = [((*q.shape[:-1], v.shape[-1]), q.dtype, 0)]
+    results = [((*q.shape[:-1], problem.head_dim_v), problem.out_dtype, 0)]
     if want_lse:
         results.append((problem.lse_shape, np.float32, -np.inf))
     first = 0 if problem.has_unused_q else len(results)
     attributes = {**dict(problem.attributes), "batch_invariant": problem.batch_invariant}
+    extras = _without(problem, extras, _LISTS["q"])
     return _run("flashtune_forward", problem, (q, k, v, *extras), results, first, attributes)
+
+
+def _without(problem, extras, names):
+    return [x for name, x in zip(problem.names, extras) if name not in names]
 
 
 def _backward(problem, q, k, v, out, lse, dout, dlse, extras, want_dbias):
     """(dq, dk, dv, gradients of extras by name)"""
     arrays = dict(zip(problem.names, extras))
+    if "kv_num_blocks" in arrays and "q_num_blocks" not in arrays:
+        raise InvalidArgumentError("block_mask.q_num_blocks is None; the backward pass needs it")
     results = [(x.shape, x.dtype, 0) for x in (q, k, v)]
     attributes = {**dict(problem.attributes), "deterministic": problem.deterministic}
     names = []
@@ -252,7 +305,8 @@ def _backward(problem, q, k, v, out, lse, dout, dlse, extras, want_dbias):
     if dlse is not None:
         operands.append(dlse)
         attributes["features"] += _structs.FEATURE_DLSE
-    dq, dk, dv, *more = _run("flashtune_backward", problem, (*operands, *extras), results, first, attributes)
+    operands += _without(problem, extras, _LISTS["kv"])
+    dq, dk, dv, *more = _run("flashtune_backward", problem, operands, results, first, attributes)
     return dq, dk, dv, dict(zip(names, more))
 
 
@@ -285,44 +339,6 @@ def _seed(seed):
     return jnp.pad(seed, (0, 4 - seed.shape[0]))
 
 
-def _array(name, array):
-    if not isinstance(array, (jax.Array, np.ndarray)):
-        raise TypeError(f"{name} is a {type(array).__name__}; it must be a JAX or NumPy array")
-    return jnp.asarray(array)
-
-
-def _refuse(unsupported):
-    for name in unsupported:
-        if name in _features.Features._fields:
-            raise UnsupportedError(f"{name} is given; flashtune.jax does not support it")
-        raise TypeError(f"unexpected keyword argument {name!r}")
-
-
-# What `_features` asks of an array library. The handlers fill in the addresses.
-
-
-def expect_array(name, array):
-    _array(name, array)
-
-
-def vector(name, array, kind, q):
-    if array.dtype != np.dtype(kind):
-        raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {kind}")
-    return array, 0
-
-
-def scores(name, array, shape, q):
-    dtypes = (q.dtype,) if name == "bias" else (np.dtype(bool), np.dtype(np.uint8))
-    if array.dtype not in dtypes:
-        raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {' or '.join(map(str, dtypes))}")
-    if len(array.shape) != 4 or any(size not in (1, whole) for size, whole in zip(array.shape, shape)):
-        raise InvalidArgumentError(f"{name} has shape {array.shape}; it must broadcast to {shape}")
-    strides = [0] * 4
-    for axis in (3, 2, 1, 0):
-        strides[axis] = 0 if array.shape[axis] == 1 else int(np.prod(array.shape[axis + 1 :]))
-    return array, (0, *strides)
-
-
 def _register():
     if jax.__version_info__ < _OLDEST:
         needed = ".".join(map(str, _OLDEST))
@@ -338,5 +354,4 @@ def _register():
         jax.ffi.register_ffi_target(f"flashtune_{name}", {"initialize": cuda, "execute": cuda}, platform="CUDA")
 
 
-_this = sys.modules[__name__]
 _register()

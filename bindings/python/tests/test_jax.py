@@ -115,6 +115,53 @@ def test_both_passes_are_within_the_error_rule(name, dtype):
     check(flashtune.jax.attention, oracle.attention, *tensors(dtype=dtype), **FEATURES[name])
 
 
+def test_a_mask_of_bits_equals_the_mask_in_both_passes():
+    q, k, v, dout = tensors()
+    mask = GENERATOR.random((2, 1, 61, 83)) < 0.7
+    masks = dict(mask=mask), dict(mask_bits=np.packbits(mask, axis=-1, bitorder="little"))
+    of_bytes, of_bits = (both_passes(flashtune.jax.attention, q, k, v, dout, options)[0] for options in masks)
+    for name, expected in of_bytes.items():
+        np.testing.assert_array_equal(of_bits[name], expected)
+
+
+BLOCKS = GENERATOR.random((2, HEADS, 4, 6)) < 0.6
+BLOCK_MASKS = {
+    "shared": (BLOCKS[0, 0], None),
+    "of heads": (BLOCKS[:1], None),
+    "of all": (BLOCKS, None),
+    "with full blocks": (BLOCKS, BLOCKS & (GENERATOR.random(BLOCKS.shape) < 0.5)),
+}
+
+
+@pytest.mark.parametrize("library", [np, jnp], ids=["numpy", "jax"])
+@pytest.mark.parametrize("name", BLOCK_MASKS)
+def test_block_masks_are_right_in_both_passes(name, library):
+    blocks, full = (None if x is None else library.asarray(x) for x in BLOCK_MASKS[name])
+
+    def attention(*arrays, mask, **options):
+        return flashtune.jax.attention(*arrays, block_mask=flashtune.block_mask(blocks, full, block_size=16), **options)
+
+    blocks_of = np.broadcast_to(BLOCK_MASKS[name][0], (2, HEADS, 4, 6))
+    listed = blocks_of.repeat(16, 2).repeat(16, 3)[:, :, :61, :83]
+    check(attention, oracle.attention, *tensors(), mask=listed)
+
+
+def test_a_traced_block_mask_serves_many_masks():
+    q, k, v, _ = tensors()
+    size = (16, 16)
+
+    @jax.jit
+    def run(lists):
+        return flashtune.jax.attention(q, k, v, causal=True, block_mask=flashtune._block_mask.BlockMask(size, *lists))
+
+    for blocks in BLOCKS[0, :2]:
+        mask = flashtune.block_mask(blocks, block_size=16)
+        np.testing.assert_allclose(run(mask[1:]), flashtune.attention(q, k, v, causal=True, block_mask=mask), atol=2e-5)
+    forward_alone = mask._replace(q_num_blocks=None, q_indices=None)
+    with pytest.raises(ValueError, match="block_mask.q_num_blocks is None; the backward pass needs it"):
+        jax.grad(lambda q: flashtune.jax.attention(q, k, v, block_mask=forward_alone).sum())(q)
+
+
 LENGTHS_Q, LENGTHS_K = [13, 0, 61, 30], [40, 17, 83, 9]
 CU_SEQLENS = [np.cumsum([0, *lengths]).astype(np.int32) for lengths in (LENGTHS_Q, LENGTHS_K)]
 USED = [np.array(lengths, np.int32) for lengths in ([5, 13, 0, 20], [25, 0, 60, 8])]
@@ -187,6 +234,9 @@ VMAPS = {
     "folded into the batch": {},
     "with lengths": dict(seqused_k=USED[1][:2]),
     "with a whole bias": dict(bias=normal(2, 1, 61, 83)),
+    "with bits": dict(mask_bits=GENERATOR.integers(1, 256, (2, 1, 61, 11), np.uint8)),
+    "with blocks": dict(block_mask=flashtune.block_mask(BLOCKS, block_size=16)),
+    "one by one with shared blocks": dict(block_mask=flashtune.block_mask(BLOCKS[0, 0], block_size=16)),
     "one by one": dict(alibi_slopes=SLOPES, sinks=SINKS),
     "one by one with dropout": dict(dropout_p=0.2, seed=3),
     "one by one with a bias of keys": dict(bias=normal(83)),
@@ -295,7 +345,7 @@ def test_empty_tensors_give_zeros(empty):
 
 Q, K, V, _ = tensors()
 BAD = {
-    "q is float": (lambda f: f(*(x.astype("int32") for x in (Q, K, V))), ValueError, "q is int32; it must be float16, bfloat16 or float32"),
+    "q is float": (lambda f: f(*(x.astype("int32") for x in (Q, K, V))), ValueError, "q is int32; it must be float16 or bfloat16 or float32 or float8_e4m3fn"),
     "list": (lambda f: f([1.0], K, V), TypeError, "q is a list; it must be a JAX or NumPy array"),
     "dtypes": (lambda f: f(Q, K.astype("float16"), V), ValueError, "k is float16; it must be float32, as q is"),
     "dims": (lambda f: f(Q[0], K, V), ValueError, "q has shape"),
@@ -308,7 +358,11 @@ BAD = {
     "window": (lambda f: f(Q, K, V, causal=True, window=(3, 3)), ValueError, "window_right"),
     "seed": (lambda f: f(Q, K, V, dropout_p=0.1), ValueError, "seed is None"),
     "traced scale": (lambda f: jax.jit(lambda s: f(Q, K, V, softmax_scale=s))(0.5), ValueError, "softmax_scale is"),
-    "block mask": (lambda f: f(Q, K, V, block_mask=1), NotImplementedError, "block_mask is given"),
+    "block mask": (lambda f: f(Q, K, V, block_mask=1), ValueError, "block_mask is int; it must be like a FlexAttention BlockMask"),
+    "bits": (lambda f: f(Q, K, V, mask_bits=np.ones((61, 10), np.uint8)), ValueError, "mask_bits has shape (1, 1, 61, 10); it must broadcast"),
+    "both masks": (lambda f: f(Q, K, V, mask_bits=Q, mask=Q), ValueError, "mask and mask_bits are both given"),
+    "scales": (lambda f: f(Q, K, V, k_descale=1.0), ValueError, "k_descale is given; it must be None, since k has not 8 bits"),
+    "pages": (lambda f: f(Q, K, V, block_table=Q), TypeError, "unexpected keyword argument 'block_table'"),
     "unknown": (lambda f: f(Q, K, V, colour=1), TypeError, "'colour'"),
 }
 
@@ -337,7 +391,8 @@ def test_varlen_refuses_lengths_that_do_not_fit():
 RUN_TIME = {
     "an attribute": (dict(colour=np.int64(1)), (Q, K, V), "attribute colour is unknown"),
     "a type of number": (dict(causal=np.float32(1)), (Q, K, V), "attribute causal is unknown to this version of flashtune, or"),
-    "a feature": (dict(features=np.int64(1 << 10)), (Q, K, V), "attribute features has bits 0x400"),
+    "a feature": (dict(features=np.int64(1 << 20)), (Q, K, V), "attribute features has bits 0x100000"),
+    "a missing block table": (dict(features=np.int64(1 << 10)), (Q, K, V), "the call has 3 arguments; block_table must be argument 3"),
     "a missing operand": (dict(features=np.int64(8)), (Q, K, V), "the call has 3 arguments; sinks must be argument 3"),
     "an operand too many": ({}, (Q, K, V, Q), "argument 3 must be the initial value of result 0"),
     "a shape": ({}, (Q, K[:1], V), "k has shape [1, 83, 2, 40]; it must be [2, 83, 2, 40]"),
