@@ -6,8 +6,11 @@ same tests run on the CPU and on a GPU.
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import weakref
+from pathlib import Path
 
 import flashtune
 import pytest
@@ -518,6 +521,43 @@ def test_a_forked_child_has_no_drafts():
         os._exit(count())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert count() == 1
+
+
+FORKED = """
+import os, signal, threading
+import flashtune, torch
+from flashtune import _torch_drafts
+
+start, inside, forked = _torch_drafts.start, threading.Event(), threading.Event()
+q = torch.ones(1, 4, 2, 8)
+
+def start_after_the_fork():
+    inside.set()
+    forked.wait()
+    start()
+
+_torch_drafts.start = start_after_the_fork
+thread = threading.Thread(target=flashtune.attention, args=(q, q, q))
+thread.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    _torch_drafts.start = start
+    os._exit(0 if torch.equal(flashtune.attention(q, q, q), q) else 1)
+_, status = os.waitpid(child, 0)
+forked.set()
+thread.join()
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_that_was_forked_while_a_thread_started_the_drafts_starts_its_own():
+    """The thread that holds the lock is not in the child."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], env=environment, capture_output=True, text=True, timeout=90)
+    assert done.stdout == "0\n", done.stderr
 
 
 def test_an_error_of_the_function_that_writes_is_raised_and_leaves_the_draft():
