@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from . import _call, _features
-from ._errors import InvalidArgumentError, UnsupportedError
+from ._errors import InvalidArgumentError, UnsupportedError, shown
 
 
 _FORWARD_ONLY = ("block_table", "cache_batch_idx", "leftpad_k", "q_descale", "k_descale", "v_descale", "int4_group")
@@ -101,7 +101,7 @@ def attention(
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, mask_bits=mask_bits,
         block_mask=block_mask, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
     )  # fmt: skip
-    return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
+    return module_of(q).attention(q, k, v, opts, seed, _call.flag("return_lse", return_lse), features)
 
 
 def attention_varlen(
@@ -133,7 +133,7 @@ def attention_varlen(
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
     )  # fmt: skip
-    return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
+    return module_of(q).attention(q, k, v, opts, seed, _call.flag("return_lse", return_lse), features)
 
 
 def attention_forward(
@@ -188,6 +188,7 @@ def attention_kvcache(
         int4_group), and `kv_append` writes them. q is float16 or bfloat16.
     """
     opts = _call.options(causal, softmax_scale, 0.0, False, batch_invariant)
+    return_lse = _call.flag("return_lse", return_lse)
     features = _features.of(
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, mask_bits=mask_bits,
         cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q, seqused_k=seqused_k, max_seqlen_q=max_seqlen_q,
@@ -210,7 +211,7 @@ def merge(outs, lses, *, dtype=None):
     """
     for name, given in (("outs", outs), ("lses", lses)):
         if not hasattr(given, "shape") and not (isinstance(given, Sequence) and len(given)):
-            raise InvalidArgumentError(f"{name} is {given!r}; it must be a sequence of at least one array, or a stack")
+            raise InvalidArgumentError(f"{name} is {shown(given)}; it must be a sequence of at least one array, or a stack")
     first = outs if hasattr(outs, "shape") else outs[0]
     return module_of(first, "outs").merge(outs, lses, dtype)
 
@@ -337,7 +338,7 @@ def attention_backward(
     """
     _need_seed(dropout_p, seed)
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
-    features = features_of(features)
+    features, need_dbias = features_of(features), _call.flag("need_dbias", need_dbias)
     refuse_forward_only(features)
     gradients = module_of(q).attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias)
     has_more = features is not None and (features.bias is not None or features.sinks is not None)

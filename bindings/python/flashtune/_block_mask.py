@@ -9,7 +9,7 @@ import sys
 from typing import Any, NamedTuple
 
 from . import _structs
-from ._errors import InvalidArgumentError
+from ._errors import InvalidArgumentError, shown
 
 _pack = _structs.packer(_structs.BLOCK_MASK).pack
 NONE = bytes(_structs.packer(_structs.BLOCK_MASK).size)
@@ -45,6 +45,8 @@ def block_mask(blocks, full=None, *, block_size=128):
     """
     size = _size(block_size)
     _expect_blocks(blocks=blocks, full=blocks if full is None else full)
+    if full is not None:
+        _expect_alike(blocks, full)
     if full is not None and tuple(full.shape) != tuple(blocks.shape):
         raise InvalidArgumentError(f"full has shape {tuple(full.shape)}; it must be that of blocks, {tuple(blocks.shape)}")
     partial = blocks if full is None else blocks & ~full
@@ -69,7 +71,17 @@ def _size(block_size, name="block_size"):
         block_q, block_k = map(operator.index, block_size)
         return block_q, block_k
     except (TypeError, ValueError):
-        raise InvalidArgumentError(f"{name} is {block_size!r}; it must be an integer, or a pair (queries, keys)") from None
+        raise InvalidArgumentError(f"{name} is {shown(block_size)}; it must be an integer, or a pair (queries, keys)") from None
+
+
+def _expect_alike(blocks, full):
+    """Refuses two arrays of which one is no torch tensor, and tensors on different devices."""
+    torch = sys.modules.get("torch")
+    kinds = [torch is not None and isinstance(x, torch.Tensor) for x in (blocks, full)]
+    if kinds[0] != kinds[1]:
+        raise TypeError(f"full is a {type(full).__name__}; it must be a {type(blocks).__name__}, as blocks is")
+    if kinds[0] and full.device != blocks.device:
+        raise InvalidArgumentError(f"full is on {full.device}; it must be on {blocks.device}, as blocks is")
 
 
 def _expect_blocks(**arrays):

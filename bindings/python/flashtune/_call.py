@@ -8,9 +8,10 @@ express.
 import ctypes
 import operator
 import struct
+import sys
 
 from . import _block_mask, _eight, _structs
-from ._errors import InvalidArgumentError
+from ._errors import InvalidArgumentError, shown
 
 DTYPES = {"float16": _structs.DTYPE_FP16, "bfloat16": _structs.DTYPE_BF16, "float32": _structs.DTYPE_FP32}
 WORKSPACE_ALIGNMENT = 256
@@ -70,6 +71,16 @@ def options(causal, softmax_scale, dropout_p, deterministic=False, batch_invaria
     return causal_number, softmax_scale, dropout_p, int(deterministic), int(batch_invariant)
 
 
+def flag(name, value):
+    """Refuses other types, since bool() would take them for something else: "top-left" is True."""
+    if value is True or value is False:
+        return value
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.bool_):
+        return bool(value)
+    raise InvalidArgumentError(f"{name} is {shown(value)}; it must be False or True")
+
+
 def number(name, value, expected):
     """The float of a single number; text is refused."""
     if not isinstance(value, (str, bytes)):
@@ -77,7 +88,7 @@ def number(name, value, expected):
             return float(value)
         except (TypeError, ValueError, RuntimeError, OverflowError):
             pass
-    raise InvalidArgumentError(f"{name} is {value!r}; it must be {expected}")
+    raise InvalidArgumentError(f"{name} is {shown(value)}; it must be {expected}")
 
 
 def factor(name, value, nothing):
@@ -90,7 +101,7 @@ def factor(name, value, nothing):
     expected = f"a number whose magnitude is from 2**-100 to 2**100 ({nothing})"
     value = number(name, value, expected)
     if not 2.0**-100 <= abs(value) <= 2.0**100:
-        raise InvalidArgumentError(f"{name} is {value!r}; it must be {expected}")
+        raise InvalidArgumentError(f"{name} is {shown(value)}; it must be {expected}")
     return value
 
 
@@ -106,7 +117,7 @@ def scale(name, value, kind):
     except OverflowError:
         rounded = 0
     if not 0 < rounded < float("inf"):
-        raise InvalidArgumentError(f"{name} is {value!r}; it must be {expected}")
+        raise InvalidArgumentError(f"{name} is {shown(value)}; it must be {expected}")
     return value
 
 

@@ -31,6 +31,13 @@ def numbers(names, int4_group, shown, backward=False):
     return allowed[q], narrow
 
 
+def sixteen_bits(name, dtype, shown):
+    """The number of a tensor's dtype, which is quantised or rotated."""
+    if dtype not in _BESIDE_NARROW:
+        raise InvalidArgumentError(f"{name} is {shown(dtype)}; it must be {' or '.join(map(shown, _BESIDE_NARROW))}")
+    return _BESIDE_NARROW[dtype]
+
+
 def of_out(q):
     """The dtype of out, and of bias, by that of q: the same, or bfloat16 where q has 8 bits."""
     return "bfloat16" if q in _eight.NUMBERS else q

@@ -8,7 +8,7 @@ import operator
 from typing import NamedTuple
 
 from . import _structs
-from ._errors import InvalidArgumentError
+from ._errors import InvalidArgumentError, shown
 
 NUMBERS = {"float8_e4m3fn": _structs.DTYPE_E4M3, "float8_e5m2": _structs.DTYPE_E5M2, "int8": _structs.DTYPE_INT8}
 """The numbers of the 8-bit dtypes by their names in torch and in ml_dtypes."""
@@ -38,7 +38,7 @@ def int4_row_bytes(dim, group=32):
         columns = 0
     if not 0 < columns <= 512 or columns % group:
         raise InvalidArgumentError(
-            f"dim is {dim!r}; it must be a multiple of the {group} columns that share a scale, up to 512"
+            f"dim is {shown(dim)}; it must be a multiple of the {group} columns that share a scale, up to 512"
         )
     return -(-(columns // 2 + columns // group * 4) // 16) * 16
 
@@ -50,7 +50,7 @@ def int4_number(group):
     except TypeError:
         number = None
     if number is None:
-        raise InvalidArgumentError(f"int4_group is {group!r}; it must be 32 or 64, the columns that share a scale")
+        raise InvalidArgumentError(f"int4_group is {shown(group)}; it must be 32 or 64, the columns that share a scale")
     return number
 
 

@@ -31,3 +31,12 @@ _CLASSES = {INVALID_ARGUMENT: InvalidArgumentError, UNSUPPORTED: UnsupportedErro
 
 def from_status(status, message):
     return _CLASSES.get(status, FlashtuneError)(message, status)
+
+
+def shown(value):
+    """A wrong argument in a message: one line, and not the elements of a large array."""
+    text = " ".join(repr(value).split())
+    if len(text) <= 120:
+        return text
+    shape = getattr(value, "shape", None)
+    return f"{text[:60]}..." if shape is None else f"a {type(value).__name__} of shape {tuple(shape)}"

@@ -11,7 +11,7 @@ import struct
 from typing import Any, NamedTuple
 
 from . import _call, _structs
-from ._errors import InvalidArgumentError
+from ._errors import InvalidArgumentError, shown
 
 NO_SCORES = (0, 0, 0, 0, 0)
 """An absent tensor of scores: an address, then strides of batch, head, seqlen_q and seqlen_k."""
@@ -94,7 +94,7 @@ def _splits(num_splits):
         number = -1
     if not 0 <= number < 1 << 31:
         raise InvalidArgumentError(
-            f"num_splits is {num_splits!r}; it must be 0 for the config's choice, or the most parts that the keys are split into"
+            f"num_splits is {shown(num_splits)}; it must be 0 for the config's choice, or the most parts that the keys are split into"
         )
     return number
 
@@ -116,7 +116,7 @@ def _window(window):
         left = right = -2
     if min(left, right) < -1:
         raise InvalidArgumentError(
-            f"window is {window!r}; it must be (left, right), numbers of keys, with None or -1 for all of that side"
+            f"window is {shown(window)}; it must be (left, right), numbers of keys, with None or -1 for all of that side"
         )
     return None if left == right == -1 else (left, right)
 
@@ -178,7 +178,8 @@ def _refuse_other_places(features):
 def _rows(name, shape, cu_seqlens):
     """(batch or None, rows, heads, dim)"""
     if len(shape) != (4 if cu_seqlens is None else 3):
-        expected = "(batch, seqlen, heads, dim)" if cu_seqlens is None else "(total, heads, dim), by its cu_seqlens"
+        expected = f"(batch, seqlen, heads, dim), or with cu_seqlens_{name} (total, heads, dim)"
+        expected = expected if cu_seqlens is None else "(total, heads, dim), by its cu_seqlens"
         raise InvalidArgumentError(f"{name} has shape {tuple(shape)}; it must be {expected}")
     return tuple(shape) if cu_seqlens is None else (None, *shape)
 
@@ -225,7 +226,7 @@ def bound(name, given):
     except TypeError:
         number = -1
     if not 0 <= number < 1 << 63:
-        raise InvalidArgumentError(f"{name} is {given!r}; it must be an int that no sequence exceeds")
+        raise InvalidArgumentError(f"{name} is {shown(given)}; it must be an int that no sequence exceeds")
     return number
 
 

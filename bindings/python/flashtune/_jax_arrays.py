@@ -20,6 +20,8 @@ def array(name, given):
 def expect_array(name, given):
     if not isinstance(given, (jax.Array, np.ndarray)):
         raise TypeError(f"{name} is a {type(given).__name__}; it must be a JAX or NumPy array")
+    if jnp.issubdtype(given.dtype, jax.dtypes.extended):
+        raise InvalidArgumentError(f"{name} is {given.dtype}; it must be an array of numbers")
 
 
 def converted(keywords, names):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import _eight, _torch_launch
-from ._errors import InvalidArgumentError
+from ._errors import InvalidArgumentError, shown
 
 
 class Rotary(NamedTuple):
@@ -66,7 +66,7 @@ def rotary_of(cos, sin, interleaved, q_at_one_position):
         return None
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
         if not isinstance(table, torch.Tensor):
-            raise InvalidArgumentError(f"{name} is {table!r}; rotary_cos and rotary_sin must be given together, as tensors")
+            raise InvalidArgumentError(f"{name} is {shown(table)}; rotary_cos and rotary_sin must be given together, as tensors")
     return Rotary(cos, sin, interleaved, q_at_one_position)
 
 
@@ -131,6 +131,14 @@ def _plan(
     rotary=None, q=None, descales=Descales(),
 ):  # fmt: skip
     """`plan`. `like`, a name and a tensor, gives the number of sequences and the device."""
+    cos, sin, *_ = rotary or (None, None)
+    for name, tensor in (
+        like, ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v), ("q", q), ("cache_seqlens", cache_seqlens),
+        ("block_table", block_table), ("cache_batch_idx", cache_batch_idx), ("seqused_new", seqused_new), ("rotary_cos", cos),
+        ("rotary_sin", sin),
+    ):  # fmt: skip
+        if isinstance(tensor, torch.Tensor):
+            _torch_launch.refuse_layout(name, tensor)
     if not like[1].dim() == k_cache.dim() == v_cache.dim() == 4:
         given = (like, ("k_cache", k_cache), ("v_cache", v_cache))
         name, tensor = next((name, tensor) for name, tensor in given if tensor.dim() != 4)
@@ -222,6 +230,8 @@ def _expect_entries(cache_batch_idx, like, entries):
 
 
 def _expect_leftpad(cache_leftpad, q, call, cache_seqlens, seqlen_new):
+    if isinstance(cache_leftpad, torch.Tensor):
+        _torch_launch.refuse_layout("cache_leftpad", cache_leftpad)
     _expect_vector("cache_leftpad", cache_leftpad, ("q", q))
     if not (_is_on_host(cache_leftpad) and _is_on_host(cache_seqlens)):
         return
@@ -234,7 +244,7 @@ def _expect_leftpad(cache_leftpad, q, call, cache_seqlens, seqlen_new):
 
 def _expect_advancing(cache_seqlens):
     if not isinstance(cache_seqlens, torch.Tensor) or not cache_seqlens.is_contiguous():
-        raise InvalidArgumentError(f"cache_seqlens is {cache_seqlens!r}; with in_place it must be a contiguous tensor")
+        raise InvalidArgumentError(f"cache_seqlens is {shown(cache_seqlens)}; with in_place it must be a contiguous tensor")
 
 
 def _is_on_host(given):
@@ -260,7 +270,7 @@ def _seqlens(given, like, room, seqlen_new):
         try:
             length = operator.index(given)
         except TypeError:
-            raise InvalidArgumentError(f"cache_seqlens is {given!r}; it must be an int or an int32 tensor (batch)") from None
+            raise InvalidArgumentError(f"cache_seqlens is {shown(given)}; it must be an int or an int32 tensor (batch)") from None
         # The smallest of no numbers is the whole room.
         least = most if not isinstance(most, torch.Tensor) else int(most.min()) if len(most) else room.keys
         if not 0 <= length <= least:
@@ -304,7 +314,7 @@ def _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity, int4_grou
     whose, q = like
     for name, tensor in (("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgumentError(f"{name} is {tensor!r}; k, v and cache_seqlens must be given together, k and v as tensors")
+            raise InvalidArgumentError(f"{name} is {shown(tensor)}; k, v and cache_seqlens must be given together, k and v as tensors")
     if cache_seqlens is None:
         raise InvalidArgumentError("cache_seqlens is None; k, v and cache_seqlens must be given together")
     for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):

@@ -7,7 +7,7 @@ import ctypes
 import struct
 
 from . import _call, _structs
-from ._errors import InvalidArgumentError
+from ._errors import InvalidArgumentError, shown
 
 _BYTES = ctypes.sizeof(_structs.MergeParams)
 _pack = _structs.packer(_structs.MergeParams._fields_).pack
@@ -18,7 +18,7 @@ def parts(name, given, lib):
     try:
         arrays = list(given)
     except TypeError:
-        raise InvalidArgumentError(f"{name} is {given!r}; it must be a sequence of at least one array, or a stack") from None
+        raise InvalidArgumentError(f"{name} is {shown(given)}; it must be a sequence of at least one array, or a stack") from None
     for i, array in enumerate(arrays):
         lib.expect_array(f"{name}[{i}]", array, "outs[0]")
         if tuple(array.shape) != tuple(arrays[0].shape) or array.dtype != arrays[0].dtype:

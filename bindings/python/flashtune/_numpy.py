@@ -6,7 +6,7 @@ import numpy as np
 
 from . import _block_mask, _call, _dtypes, _eight, _features, _merge, _quantize
 from ._context import CPU, context
-from ._errors import InvalidArgumentError
+from ._errors import InvalidArgumentError, shown
 
 
 def attention(q, k, v, opts, seed, return_lse, features):
@@ -99,6 +99,7 @@ def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_se
     if number is None:
         raise InvalidArgumentError(f"dtype is {dtype}; it must be one of {', '.join(_eight.NUMBERS)}")
     shape, full = _quantize.shape_of_scales(x.shape, keys_per_descale, heads_per_descale)
+    of_x = _dtypes.sixteen_bits("x", _name(x.dtype), str)
     x = x if _expressible(x) else _contiguous("x", x)
     out, computes = np.empty(x.shape, dtype), descale is None
     if computes:
@@ -109,7 +110,7 @@ def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_se
         raise InvalidArgumentError(f"descale has shape {descale.shape}; it must be a number or {shape}")
     place = (descale.ctypes.data, full[1] * full[2], full[2], 1) if descale.ndim else (descale.ctypes.data, 0, 0, 0)
     params = _quantize.pack(
-        _number("x", x.dtype), number, x.shape, _ref(x), _ref(out), place, keys_per_descale, heads_per_descale, computes,
+        of_x, number, x.shape, _ref(x), _ref(out), place, keys_per_descale, heads_per_descale, computes,
         rotation_seed,
     )  # fmt: skip
     context(CPU).quantize(params, None)
@@ -119,9 +120,10 @@ def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_se
 def rotate(x, seed):
     expect_array("x", x, "the others")
     _quantize.expect_rows(x.shape)
+    of_x = _dtypes.sixteen_bits("x", _name(x.dtype), str)
     x = x if _expressible(x) else _contiguous("x", x)
     out = np.empty(x.shape, x.dtype)
-    context(CPU).quantize(_quantize.pack_rotation(_number("x", x.dtype), x.shape, _ref(x), _ref(out), seed), None)
+    context(CPU).quantize(_quantize.pack_rotation(of_x, x.shape, _ref(x), _ref(out), seed), None)
     return out
 
 
@@ -151,7 +153,7 @@ def resolve_seed(seed, dropout_p):
         return (int(np.random.randint(0, 1 << 63, dtype=np.int64)), 0, 0, 0)
     pair = _call.integer_seed(seed)
     if pair is None:
-        raise InvalidArgumentError(f"seed is {seed!r}; it must be an int or a pair of ints (seed, offset)")
+        raise InvalidArgumentError(f"seed is {shown(seed)}; it must be an int or a pair of ints (seed, offset)")
     return (*pair, 0, 0)
 
 
@@ -185,7 +187,7 @@ def scores(name, array, shape, q):
 
 def longest(name, cu_seqlens, q):
     """The length of the longest sequence."""
-    return int(np.diff(cu_seqlens).max(initial=0))
+    return int(np.diff(vector(name, cu_seqlens, "int32", q)[0]).max(initial=0))
 
 
 def expect_array(name, array, like="q"):
@@ -240,8 +242,7 @@ def _of_dtypes(q, k, v, features, backward=False):
     arrays = {"q": q, "k": k, "v": v}
     for name, array in arrays.items():
         expect_array(name, array)
-    names = [x.dtype.name if x.dtype.isnative else str(x.dtype) for x in arrays.values()]
-    number, of_keys = _dtypes.numbers(names, None if features is None else features.int4_group, str, backward)
+    number, of_keys = _dtypes.numbers([_name(x.dtype) for x in arrays.values()], None if features is None else features.int4_group, str, backward)
     return number, of_keys, _in_place(arrays)
 
 
@@ -271,9 +272,14 @@ def _dtype(given):
         raise InvalidArgumentError(f"dtype is {given!r}; it must be a NumPy dtype, or one of ml_dtypes once that is imported") from None
 
 
+def _name(dtype):
+    """The dtype's name; with swapped bytes another one, which has no number."""
+    return dtype.name if dtype.isnative else str(dtype)
+
+
 def _number(name, dtype):
-    number = _call.DTYPES.get(dtype.name)
-    if number is None or not dtype.isnative:
+    number = _call.DTYPES.get(_name(dtype))
+    if number is None:
         raise InvalidArgumentError(f"{name} is {dtype}; it must be float16, float32 or ml_dtypes.bfloat16")
     return number
 

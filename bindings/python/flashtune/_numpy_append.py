@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _call, _eight, _numpy
 from ._context import CPU, context
-from ._errors import InvalidArgumentError
+from ._errors import InvalidArgumentError, shown
 
 
 def append(
@@ -141,9 +141,9 @@ def _lengths(given, batch, capacity, count, in_place):
     try:
         length = operator.index(given)
     except TypeError:
-        raise InvalidArgumentError(f"cache_seqlens is {given!r}; it must be an int or an int32 array (batch)") from None
+        raise InvalidArgumentError(f"cache_seqlens is {shown(given)}; it must be an int or an int32 array (batch)") from None
     if in_place:
-        raise InvalidArgumentError(f"cache_seqlens is {given!r}; with in_place it must be a contiguous array")
+        raise InvalidArgumentError(f"cache_seqlens is {shown(given)}; with in_place it must be a contiguous array")
     if not 0 <= length <= min(most, default=capacity):
         raise InvalidArgumentError(f"cache_seqlens is {length}; it must be from 0 to {min(most, default=capacity)}, since {reason}")
     return np.full(batch, length, np.int32)
@@ -188,7 +188,7 @@ def _tables(cos, sin, k, capacity):
     tables, dim = [], k.shape[-1]
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
         if not isinstance(table, np.ndarray):
-            raise InvalidArgumentError(f"{name} is {table!r}; rotary_cos and rotary_sin must be given together, as arrays")
+            raise InvalidArgumentError(f"{name} is {shown(table)}; rotary_cos and rotary_sin must be given together, as arrays")
         is_wide = table.ndim == 2 and len(table) >= capacity and 0 < 2 * table.shape[1] <= dim
         if table.dtype not in (k.dtype, np.float32) or not is_wide or (table.shape, table.dtype) != (cos.shape, cos.dtype):
             wanted = f"{k.dtype} or float32, with at least {capacity} rows and 1 to {dim // 2} columns, and both alike"

@@ -248,6 +248,8 @@ def _describe(
     need_dbias=True, need_dlse=False, **features,
 ):  # fmt: skip
     opts = _call.options(causal, None, dropout_p, deterministic, batch_invariant)
+    for name, flag in (("backward", backward), ("need_dbias", need_dbias), ("need_dlse", need_dlse)):
+        _call.flag(name, flag)
     features = features_of(features)
     if backward:
         refuse_forward_only(features)

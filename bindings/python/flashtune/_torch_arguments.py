@@ -7,7 +7,7 @@ import torch
 from torch.compiler import is_compiling
 
 from . import _call, _features, _torch_launch
-from ._errors import InvalidArgumentError, UnsupportedError
+from ._errors import InvalidArgumentError, UnsupportedError, shown
 
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
@@ -41,7 +41,7 @@ def resolve_seed(seed, dropout_p, q):
         return seed.contiguous()
     pair = _call.integer_seed(seed)
     if pair is None:
-        raise InvalidArgumentError(f"seed is {seed!r}; it must be an int, a pair of ints or a tensor (seed, offset)")
+        raise InvalidArgumentError(f"seed is {shown(seed)}; it must be an int, a pair of ints or a tensor (seed, offset)")
     return pair
 
 

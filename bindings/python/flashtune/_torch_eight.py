@@ -18,8 +18,8 @@ def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_se
         allowed = ", ".join(map(str, _torch_launch.EIGHT))
         raise InvalidArgumentError(f"dtype is {dtype}; it must be one of {allowed}")
     shape, full = _quantize.shape_of_scales(x.shape, keys_per_descale, heads_per_descale)
+    device, of_x = _torch_launch.sixteen_bits("x", x)
     x = _torch_launch.expressible(x.detach())
-    device, of_x = _torch_launch.place("x", x)
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     computes = descale is None
     if computes:
@@ -47,8 +47,8 @@ def rotate(x, seed):
 
         return untraced(rotate, x, seed)
     _quantize.expect_rows(x.shape)
+    device, of_x = _torch_launch.sixteen_bits("x", x)
     x = _torch_launch.expressible(x.detach())
-    device, of_x = _torch_launch.place("x", x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(_quantize.pack_rotation(of_x, x.shape, _torch_launch.ref(x), _torch_launch.ref(out), seed), device)
     return out

@@ -19,12 +19,13 @@ def attention(q, k, v, opts, features, rotation_seed):
         from ._torch_untraced import untraced
 
         return untraced(attention, q, k, v, opts, features, rotation_seed)
-    if q.dtype not in (torch.float16, torch.bfloat16):
-        raise InvalidArgumentError(f"q is {q.dtype}; it must be torch.float16 or torch.bfloat16")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _torch_launch.expect_array(name, tensor)
         if tensor.dim() != 4:
             raise InvalidArgumentError(f"{name} has shape {tuple(tensor.shape)}; it must be (batch, seqlen, heads, dim)")
+        _torch_launch.sixteen_bits(name, tensor)
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise InvalidArgumentError(f"k has shape {tuple(k.shape)}; the {q.shape[2]} heads of q must be a multiple of its heads")
     features = _torch.with_fp32_sinks(features)
     return _Attention.apply(q, k, v, features.sinks, opts, features._replace(sinks=None), rotation_seed)
 
@@ -32,7 +33,7 @@ def attention(q, k, v, opts, features, rotation_seed):
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, sinks, opts, features, rotation_seed):
-        group = q.shape[2] // max(k.shape[2], 1)
+        group = q.shape[2] // k.shape[2]
         of = {"q": (q, group, rotation_seed), "k": (k, 1, rotation_seed), "v": (v, 1, None)}
         made = {
             name: _torch_eight.quantize(x, torch.float8_e4m3fn, None, 0, heads, seed) for name, (x, heads, seed) in of.items()

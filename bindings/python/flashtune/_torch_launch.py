@@ -132,6 +132,7 @@ def _output(like, shape, has_unused_rows, dtype=None):
 
 def _like_lse(name, tensor, shape, q):
     expect_array(name, tensor)
+    refuse_layout(name, tensor)
     _call.expect_shape(name, tensor.shape, shape)
     if tensor.dtype != _FLOAT32 or tensor.device != q.device:
         raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be torch.float32 on {q.device}")
@@ -256,6 +257,7 @@ def describe(q, k, v, opts, features, backward):
 def vector(name, tensor, kind, q):
     """(the tensor, its address): contiguous, of the dtype `kind`, on q's device."""
     expect_array(name, tensor)
+    refuse_layout(name, tensor)
     if tensor.dtype != getattr(torch, kind) or tensor.device != q.device:
         raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be torch.{kind} on {q.device}")
     tensor = tensor.contiguous()
@@ -265,6 +267,7 @@ def vector(name, tensor, kind, q):
 def scores(name, tensor, shape, q):
     """(the tensor, its ref), broadcast to one element a score. Bits of a row are not broadcast."""
     expect_array(name, tensor)
+    refuse_layout(name, tensor)
     allowed = {"bias": (_out_dtype(q, None),), "mask": (torch.bool, torch.uint8), "mask_bits": (torch.uint8,)}[name]
     if tensor.dtype not in allowed or tensor.device != q.device:
         expected = " or ".join(map(str, allowed))
@@ -285,7 +288,7 @@ def longest(name, cu_seqlens, q):
     if cu_seqlens.device.type != "cpu":
         side = name[-1]
         raise InvalidArgumentError(f"max_seqlen_{side} is None; with {name} on {cu_seqlens.device} it must be given")
-    lengths = cu_seqlens.diff()
+    lengths = vector(name, cu_seqlens, "int32", q)[0].diff()
     return int(lengths.max()) if lengths.numel() else 0
 
 
@@ -310,7 +313,9 @@ def expect_array(name, tensor, like="q"):
 def _check_same(q, dtype, **others):
     """(device, dtype number) of q, after a check that all others have the same."""
     device = q.device
+    refuse_layout("q", q)
     for name, tensor in others.items():
+        refuse_layout(name, tensor)
         if tensor.dtype != dtype or tensor.device != device:
             expected = f"{dtype} on {device}, as q is"
             raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be {expected}")
@@ -319,12 +324,28 @@ def _check_same(q, dtype, **others):
 
 def _of_dtypes(q, k, v, features, backward=False):
     """(device, dtype number of q, dtype number of k and v if they have 8 bits or int4, else 0)."""
-    for name, tensor in (("k", k), ("v", v)):
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        refuse_layout(name, tensor)
         if tensor.device != q.device:
             raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be on {q.device}, as q is")
-    names = [str(x.dtype).removeprefix("torch.") for x in (q, k, v)]
     group = None if features is None else features.int4_group
-    return device_of("q", q), *_dtypes.numbers(names, group, "torch.{}".format, backward)
+    return device_of("q", q), *_dtypes.numbers([_name(x.dtype) for x in (q, k, v)], group, "torch.{}".format, backward)
+
+
+def _name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def sixteen_bits(name, tensor):
+    """(device, dtype number) of a tensor that is quantised or rotated."""
+    refuse_layout(name, tensor)
+    return device_of(name, tensor), _dtypes.sixteen_bits(name, _name(tensor.dtype), "torch.{}".format)
+
+
+def refuse_layout(name, tensor):
+    """Refuses sparse and jagged tensors, which have no strides."""
+    if tensor.layout is not torch.strided:
+        raise InvalidArgumentError(f"{name} has the layout {tensor.layout}; it must be torch.strided")
 
 
 def is_eight(tensor):
@@ -348,6 +369,7 @@ def scales(name, given, q):
     """(what to keep, address, shape, strides) of fp32 scales on q's device."""
     if not isinstance(given, torch.Tensor):
         given = torch.full((), _call.scale(name, given, "fp32 tensor"), dtype=_FLOAT32, device=q.device)
+    refuse_layout(name, given)
     if given.dtype is not _FLOAT32 or given.device != q.device:
         raise InvalidArgumentError(f"{name} is {given.dtype} on {given.device}; it must be torch.float32 on {q.device}")
     return given, given.data_ptr(), given.shape, given.stride()
@@ -355,6 +377,7 @@ def scales(name, given, q):
 
 def place(name, tensor):
     """(device, dtype number) of a tensor."""
+    refuse_layout(name, tensor)
     number = _number(name, tensor.dtype)
     return device_of(name, tensor), number
 

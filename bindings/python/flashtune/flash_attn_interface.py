@@ -7,13 +7,12 @@ No argument is ignored.
 """
 
 import operator
-import sys
 
 import torch
 from torch.autograd import forward_ad
 
 from . import _attention, _call, _features, _kvcache, _torch, _torch_autograd, _torch_drafts, _torch_launch, _torch_recorded
-from ._errors import InvalidArgumentError, UnsupportedError
+from ._errors import InvalidArgumentError, UnsupportedError, shown
 from ._torch_arguments import is_observed
 from ._torch_drafts import CACHED, DENSE, FORWARD, PACKED
 
@@ -157,9 +156,9 @@ def flash_attn_varlen_func(
     if block_table is not None:
         if dropout_p:
             raise UnsupportedError(f"dropout_p is {dropout_p} and block_table is given; dropout_p must be 0 with pages")
-        _flag("deterministic", deterministic)
+        _call.flag("deterministic", deterministic)
         longest_q, longest_k = _features.bound("max_seqlen_q", max_seqlen_q), _features.bound("max_seqlen_k", max_seqlen_k)
-        causal, return_lse = _flag("causal", causal), _flag("return_attn_probs", return_attn_probs)
+        causal, return_lse = _call.flag("causal", causal), _call.flag("return_attn_probs", return_attn_probs)
         result = _attention.attention_kvcache(
             q, k, v, block_table=block_table, seqused_k=cu_seqlens_k.diff() if seqused_k is None else seqused_k, max_seqlen_k=longest_k,
             cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest_q, causal=causal, softmax_scale=softmax_scale,
@@ -295,11 +294,11 @@ def flash_attn_with_kvcache(
         if repeated is not None:
             return repeated if return_softmax_lse else repeated[0]
     _expect_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
-    causal, return_lse = _flag("causal", causal), _flag("return_softmax_lse", return_softmax_lse)
+    causal, return_lse = _call.flag("causal", causal), _call.flag("return_softmax_lse", return_softmax_lse)
     opts, window = _call.options(causal, softmax_scale, 0.0), _window(window_size, causal)
     rotary = None
     if not (rotary_cos is rotary_sin is None):
-        interleaved, has_positions = _flag("rotary_interleaved", rotary_interleaved), causal or window is not None
+        interleaved, has_positions = _call.flag("rotary_interleaved", rotary_interleaved), causal or window is not None
         rotary = _kvcache.rotary_of(rotary_cos, rotary_sin, interleaved, not has_positions)
     if k is v is rotary is None and _kvcache.is_on_device(cache_seqlens) and k_cache.numel():
         # Only shapes are checked, so an earlier call of the same form has checked them.
@@ -406,8 +405,8 @@ def _taken(options, lengths, descales=(None, None, None)):
     None.
     """
     dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs = options
-    return_attn_probs = _flag("return_attn_probs", return_attn_probs)
-    causal, deterministic = _flag("causal", causal), _flag("deterministic", deterministic)
+    return_attn_probs = _call.flag("return_attn_probs", return_attn_probs)
+    causal, deterministic = _call.flag("causal", causal), _call.flag("deterministic", deterministic)
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
     window = _window(window_size, causal)
     of_eight = dict(zip(("q_descale", "k_descale", "v_descale"), descales))
@@ -419,16 +418,6 @@ def _taken(options, lengths, descales=(None, None, None)):
         **of_eight,
     )  # fmt: skip
     return opts, features, return_attn_probs
-
-
-def _flag(name, value):
-    """Refuses other types, since bool() would take them for something else: "top-left" is True."""
-    if value is True or value is False:
-        return value
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.bool_):
-        return bool(value)
-    raise InvalidArgumentError(f"{name} is {value!r}; it must be False or True")
 
 
 def _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
@@ -444,7 +433,7 @@ def _window(window_size, causal):
         left, right = max(-1, operator.index(left)), max(-1, operator.index(right))
     except (TypeError, ValueError):
         raise InvalidArgumentError(
-            f"window_size is {window_size!r}; it must be (left, right), numbers of keys, with -1 for all of that side"
+            f"window_size is {shown(window_size)}; it must be (left, right), numbers of keys, with -1 for all of that side"
         ) from None
     right = -1 if causal else right
     return None if left == right == -1 else (left, right)

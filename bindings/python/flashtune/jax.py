@@ -97,9 +97,16 @@ def dot_product_attention(
     key_value_seq_lengths=None, local_window_size=None,
 ):  # fmt: skip
     """`jax.nn.dot_product_attention` with its arguments and masks: both causal masks and windows
-    begin at the top left.
+    begin at the top left. Messages about sizes call the arrays q, k, v, seqused_q and seqused_k.
     """
     arrays = [_jax_arrays.array(name, x) for name, x in (("query", query), ("key", key), ("value", value))]
+    for name, x in zip(("query", "key", "value"), arrays):
+        if x.ndim not in (3, 4) or x.ndim != arrays[0].ndim or x.dtype != arrays[0].dtype:
+            expected = f"{arrays[0].dtype} of (batch, seqlen, heads, dim) or (seqlen, heads, dim), all three alike"
+            raise InvalidArgumentError(f"{name} is {x.dtype} of shape {x.shape}; it must be {expected}")
+    for name, x in (("query_seq_lengths", query_seq_lengths), ("key_value_seq_lengths", key_value_seq_lengths)):
+        if x is not None:
+            _jax_arrays.expect_array(name, x)
     has_batch = arrays[0].ndim != 3
     q, k, v = arrays if has_batch else (x[None] for x in arrays)
     window = local_window_size
@@ -112,7 +119,7 @@ def dot_product_attention(
         if jnp.issubdtype(bias.dtype, jnp.complexfloating):
             raise InvalidArgumentError(f"bias is {bias.dtype}; it must be real")
         bias = bias.astype(q.dtype)
-    opts = _call.options("top-left" if is_causal else False, scale, 0.0)
+    opts = _call.options("top-left" if _call.flag("is_causal", is_causal) else False, scale, 0.0)
     features = dict(window=window, bias=bias, mask=mask, seqused_q=query_seq_lengths, seqused_k=key_value_seq_lengths)
     out = _attention(q, k, v, opts, None, False, features, _structs.WINDOW_TOP_LEFT)
     return out if has_batch else out[0]
@@ -150,7 +157,7 @@ def _attention(q, k, v, opts, seed, return_lse, keywords, alignment=None):
     q, k, v = (_jax_arrays.array(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     keywords = _jax_arrays.converted(keywords, _ARRAYS)
     for side, x in (("q", q), ("k", k)):
-        if keywords.get(f"cu_seqlens_{side}") is not None and keywords.get(f"max_seqlen_{side}") is None:
+        if keywords.get(f"cu_seqlens_{side}") is not None and keywords.get(f"max_seqlen_{side}") is None and x.ndim:
             keywords[f"max_seqlen_{side}"] = x.shape[0]
     features = _features.of(**keywords) or _features.Features()
     numbers = _dtypes.numbers([x.dtype.name for x in (q, k, v)], features.int4_group, str)
@@ -165,7 +172,8 @@ def _attention(q, k, v, opts, seed, return_lse, keywords, alignment=None):
     is_narrow = bool(scales.arrays or numbers[1])
     problem = _Problem(
         _attributes(opts, features, names, dims, alignment, scales.keys_per_descale), opts[3], opts[4], names,
-        _dtypes.of_out(q.dtype.name), dims[-1], _features.lse_shape(features, q.shape, dims), bool(return_lse),
+        _dtypes.of_out(q.dtype.name), dims[-1], _features.lse_shape(features, q.shape, dims),
+        _call.flag("return_lse", return_lse),
         0 in dims or features.cu_seqlens_q is not None or features.seqused_q is not None,
         0 in dims or features.cu_seqlens_k is not None or features.seqused_k is not None,
         f"k is {k.dtype}, which has no backward pass" if is_narrow else _public.forward_only(features),

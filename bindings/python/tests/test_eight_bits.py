@@ -265,12 +265,12 @@ def test_a_rotation_that_does_not_fit_is_refused():
         flashtune.rotate(x, 1)
     x = np.zeros((1, 2, 1, 16), np.float16)
     for seed in (-1, 2**64, 0.5, None, "7"):
-        with pytest.raises(InvalidArgumentError, match="the seed of a rotation is .*; it must be an int from 0"):
+        with pytest.raises(InvalidArgumentError, match="seed is .*; it must be an int from 0"):
             flashtune.rotate(x, seed)
         if seed is not None:
-            with pytest.raises(InvalidArgumentError, match="the seed of a rotation is"):
+            with pytest.raises(InvalidArgumentError, match="rotation_seed is"):
                 flashtune.quantize(x, np.int8, rotation_seed=seed)
-    with pytest.raises(InvalidArgumentError, match="dtype is 3; it must be FLASHTUNE_DTYPE_FP16"):
+    with pytest.raises(InvalidArgumentError, match="x is float32; it must be float16 or bfloat16"):
         flashtune.rotate(x.astype(np.float32), 1)
     with pytest.raises(InvalidArgumentError, match=r"x has shape \(2, 1, 16\)"):
         flashtune.rotate(x[0], 1)
@@ -338,6 +338,8 @@ def test_wrong_tensors_of_an_fp8_forward_pass_are_named():
         ((x, x, x.float().numpy()), TypeError, "v is a ndarray; it must be a torch tensor"),
         ((x[0], x, x), InvalidArgumentError, r"q has shape \(4, 2, 16\); it must be \(batch, seqlen, heads, dim\)"),
         ((x, x.flatten(), x), InvalidArgumentError, "k has shape"),
+        ((x, x, x.float()), InvalidArgumentError, "v is torch.float32; it must be torch.float16 or torch.bfloat16"),
+        ((x, x.repeat(1, 1, 3, 1), x), InvalidArgumentError, "k has shape .*; the 2 heads of q must be a multiple of its heads"),
     ):
         with pytest.raises(exception, match=words):
             flashtune.attention_fp8(*given)

@@ -49,6 +49,8 @@ Q = np.ones((1, 4, 2, 8), np.float32)
         (dict(dropout_p=-0.1), ValueError, "dropout_p is -0.1"),
         (dict(dropout_p=1.0), ValueError, "dropout_p is 1.0"),
         (dict(dropout_p=float("nan")), ValueError, "dropout_p is nan"),
+        (dict(return_lse="no"), ValueError, "return_lse is 'no'; it must be False or True"),
+        (dict(return_lse=1), ValueError, "return_lse is 1; it must be False or True"),
         (dict(deterministic=2), ValueError, "deterministic is 2; it must be False or True"),
         (dict(deterministic="no"), ValueError, "deterministic is 'no'"),
         (dict(batch_invariant=2), ValueError, "batch_invariant is 2; it must be False or True"),
@@ -119,6 +121,61 @@ def test_an_array_of_another_library_is_refused_as_dlse():
     for dlse, kind in ((1.0, "float"), ([1.0], "list"), (lse, "ndarray")):
         with pytest.raises(TypeError, match=f"dlse is a {kind}; it must be a torch tensor, as q is"):
             flashtune.attention_backward(q, q, q, q, q, torch.zeros(1, 2, 4), dlse=dlse)
+
+
+def refused(words, function, *arguments, kind=ValueError, **options):
+    with pytest.raises(kind, match=words) as caught:
+        function(*arguments, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_flag_is_named():
+    lse = np.zeros((1, 2, 4), np.float32)
+    refused("need_dbias is 'x'; it must be False or True", flashtune.attention_backward, Q, Q, Q, Q, Q, lse, need_dbias="x")
+    for name in ("backward", "need_dbias", "need_dlse"):
+        refused(f"{name} is None; it must be False or True", flashtune.prepare, Q, Q, Q, **{name: None})
+    refused("return_lse is 2; it must", flashtune.attention_kvcache, Q, Q, Q, return_lse=2)
+    refused("return_lse is 2; it must", flashtune.attention_varlen, Q, Q, Q, return_lse=2)
+
+
+def test_packed_rows_without_their_offsets_are_told_of_them():
+    begins = np.array([0, 4], np.int32)
+    for name, other in (("q", "k"), ("k", "q")):
+        words = rf"{name} has shape \(4, 2, 8\); it must be \(batch, seqlen, heads, dim\), or with cu_seqlens_{name} \(total, heads, dim\)"
+        refused(words, flashtune.attention_varlen, Q[0], Q[0], Q[0], **{f"cu_seqlens_{other}": begins})
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "bool", "U1", "int64"])
+def test_offsets_of_a_wrong_dtype_are_named(dtype):
+    """The longest length was computed before the dtype was checked."""
+    begins = np.array([0, 4], np.int32)
+    lengths = dict(cu_seqlens_q=begins, cu_seqlens_k=begins)
+    for name in lengths:
+        refused(f"{name} is .*; it must be int32", flashtune.attention_varlen, Q[0], Q[0], Q[0], **lengths | {name: begins.astype(dtype)})
+
+
+def test_a_large_wrong_argument_is_told_in_one_line():
+    q, table = Q.astype(np.float16), np.ones((40, 40), np.float32)
+    refused(r"softcap is a ndarray of shape \(40, 40\); it must be", flashtune.attention, Q, Q, Q, softcap=table)
+    refused(r"window is a ndarray of shape \(40, 40\); it must be", flashtune.attention, Q, Q, Q, window=table)
+    refused(r"descale is \[1.0, .*\.\.\.; it must be", flashtune.quantize, q, np.int8, descale=table[0].tolist())
+    refused(r"seed is a ndarray of shape", flashtune.rotate, q, table)
+    refused(r"num_splits is a ndarray", flashtune.attention_kvcache, Q, Q, Q, num_splits=table)
+
+
+def test_a_wrong_dtype_to_quantise_or_rotate_is_named():
+    for dtype in ("float32", "float64", "int8", ">f2"):
+        x = Q.astype(dtype)
+        refused(f"x is {x.dtype}; it must be float16 or bfloat16", flashtune.quantize, x, np.int8)
+        refused(f"x is {x.dtype}; it must be float16 or bfloat16", flashtune.rotate, x, 1)
+
+
+def test_blocks_of_two_libraries_are_refused():
+    torch = pytest.importorskip("torch")
+    blocks, full = np.ones((2, 2), bool), torch.ones(2, 2, dtype=torch.bool)
+    refused("full is a Tensor; it must be a ndarray, as blocks is", flashtune.block_mask, blocks, full, kind=TypeError)
+    refused("full is a ndarray; it must be a Tensor, as blocks is", flashtune.block_mask, full, blocks, kind=TypeError)
+    refused("full is on meta; it must be on cpu, as blocks is", flashtune.block_mask, full, full.to("meta"))
 
 
 @pytest.mark.parametrize("longest", [1 << 70, -1, 1.5, "x"])

@@ -363,6 +363,8 @@ BAD = {
     "both masks": (lambda f: f(Q, K, V, mask_bits=Q, mask=Q), ValueError, "mask and mask_bits are both given"),
     "scales": (lambda f: f(Q, K, V, k_descale=1.0), ValueError, "k_descale is given; it must be None, since k has not 8 bits"),
     "pages": (lambda f: f(Q, K, V, block_table=Q), TypeError, "unexpected keyword argument 'block_table'"),
+    "key": (lambda f: f(Q, jax.random.key(1), V), ValueError, "k is key<fry>; it must be an array of numbers"),
+    "flag": (lambda f: f(Q, K, V, return_lse=1), ValueError, "return_lse is 1; it must be False or True"),
     "unknown": (lambda f: f(Q, K, V, colour=1), TypeError, "'colour'"),
 }
 
@@ -380,8 +382,25 @@ def test_a_complex_bias_is_refused():
         flashtune.jax.dot_product_attention(Q, Q, Q, bias=normal(1, 1, 1, 1).astype("complex64"))
 
 
+@pytest.mark.parametrize(
+    "change, kind, words",
+    [
+        (dict(query=Q[0, 0]), ValueError, r"query is float32 of shape \(4, 40\); it must be float32 of \(batch, seqlen, heads, dim\)"),
+        (dict(key=K[0]), ValueError, r"key is float32 of shape \(83, 2, 40\); it must be"),
+        (dict(value=V.astype("float16")), ValueError, "value is float16 of shape .*; it must be float32 of"),
+        (dict(query_seq_lengths=[1]), TypeError, "query_seq_lengths is a list; it must be a JAX or NumPy array"),
+        (dict(is_causal="x"), ValueError, "is_causal is 'x'; it must be False or True"),
+    ],
+)
+def test_a_wrong_argument_of_jaxs_function_is_named(change, kind, words):
+    with pytest.raises(kind, match=words):
+        flashtune.jax.dot_product_attention(**dict(query=Q, key=K, value=V) | change)
+
+
 def test_varlen_refuses_lengths_that_do_not_fit():
     packed = Q.reshape(-1, *Q.shape[2:])
+    with pytest.raises(ValueError, match=r"q has shape \(\); it must be \(total, heads, dim\)"):
+        flashtune.jax.attention_varlen(np.zeros((), np.float32), K, V, cu_seqlens_q=np.zeros(3, np.int32))
     with pytest.raises(ValueError, match="k is of 2 sequences and cu_seqlens_q of 3"):
         flashtune.jax.attention_varlen(packed, K, V, cu_seqlens_q=np.zeros(4, np.int32))
     with pytest.raises(ValueError, match="cu_seqlens_q is float32; it must be int32"):

@@ -288,6 +288,47 @@ def test_a_wrong_argument_is_named(change, exception, words):
         flashtune.attention(**{**dict(q=ones, k=ones, v=ones), **change})
 
 
+SPARSE = torch.ones(1, 4, 2, 8, dtype=torch.bfloat16).to_sparse()
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "out", "lse", "dout", "dlse", "bias", "mask", "sinks", "alibi_slopes"])
+def test_a_sparse_tensor_is_named(name):
+    ones, lse = SPARSE.to_dense(), torch.zeros(1, 2, 4)
+    forward = dict(q=ones, k=ones, v=ones)
+    calls = [(flashtune.attention_backward, forward | dict(out=ones, lse=lse, dout=ones))]
+    if name not in ("out", "lse", "dout", "dlse"):
+        calls += [(flashtune.attention, forward), (flashtune.attention_kvcache, {"q": ones, "k_cache": ones, "v_cache": ones})]
+    for function, arguments in calls:
+        key = f"{name}_cache" if name in "kv" and function is flashtune.attention_kvcache else name
+        with pytest.raises(ValueError, match=f"{name} has the layout torch.sparse_coo; it must be torch.strided"):
+            function(**arguments | {key: SPARSE})
+
+
+@pytest.mark.parametrize("name", ["k_cache", "v_cache", "k", "v", "cache_seqlens", "cache_batch_idx", "seqused_new", "rotary_cos"])
+def test_a_sparse_tensor_of_an_append_is_named(name):
+    ones, lengths = SPARSE.to_dense(), torch.zeros(1, dtype=torch.int32)
+    arguments = dict(k_cache=ones.clone(), v_cache=ones.clone(), k=ones[:, :1], v=ones[:, :1], cache_seqlens=lengths)
+    arguments |= dict(rotary_cos=torch.ones(4, 4), rotary_sin=torch.ones(4, 4))
+    arguments[name] = arguments.get(name, lengths).to_sparse()
+    with pytest.raises(ValueError, match=f"{name} has the layout torch.sparse_coo; it must be torch.strided"):
+        flashtune.kv_append(**arguments)
+
+
+def test_a_sparse_tensor_of_other_functions_is_named():
+    ones, lse = SPARSE.to_dense(), torch.zeros(1, 1, 2, 4)
+    for call, name in (
+        (lambda: flashtune.merge(SPARSE[None], lse, dtype=torch.float32), "outs"),
+        (lambda: flashtune.merge(ones[None], lse.to_sparse()), "lses"),
+        (lambda: flashtune.quantize(SPARSE, torch.int8), "x"),
+        (lambda: flashtune.rotate(SPARSE, 1), "x"),
+        (lambda: flashtune.attention_fp8(ones, SPARSE, ones), "k"),
+        (lambda: flashtune.attention(ones, ones.char(), ones.char(), k_descale=lse.to_sparse()), "k_descale"),
+        (lambda: flashtune.attention_varlen(ones, ones, ones, seqused_k=torch.ones(1, dtype=torch.int32).to_sparse()), "seqused_k"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} has the layout torch.sparse_coo; it must be torch.strided"):
+            call()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.complex64])
 def test_other_dtypes_are_refused(dtype):
     ones = torch.ones(1, 4, 2, 8, dtype=dtype)
