@@ -77,9 +77,9 @@ def attention(
         cap; other values must be from 2**-100 to 2**100.
     alibi_slopes: fp32 (heads_q) or (batch, heads_q). Adds -slope * |i + seqlen_k - seqlen_q - j| to
         the scores. It gets no gradient.
-    bias: added to the scores; of q's dtype, broadcast to (batch, heads_q, seqlen_q, seqlen_k). Its
-        gradient takes as much memory as the bias has in fp32. With deterministic, a bias that
-        requires a gradient must not be broadcast.
+    bias: added to the scores; of q's dtype, or bfloat16 with q in float8_e4m3fn; broadcast to
+        (batch, heads_q, seqlen_q, seqlen_k). Its gradient takes as much memory as the bias has in
+        fp32. With deterministic, a bias that requires a gradient must not be broadcast.
     mask: bool or uint8, broadcast like bias. False or 0 hides a key.
     sinks: (heads_q), a score of each head that belongs to no key. It takes its share of the softmax
         and is part of lse. fp32; for torch any floating point dtype.

@@ -444,6 +444,13 @@ sharded = jax.shard_map(loss, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"
 actual, expected = (jax.jit(jax.grad(lambda *x: f(*x).sum(), (0, 1)))(q, sinks) for f in (sharded, loss))
 for a, b in zip(actual, expected):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+def narrow(q, scales):
+    return flashtune.jax.attention(q, q, q, causal=True, q_descale=scales, k_descale=scales, v_descale=0.5)
+
+q, scales = q.astype(jnp.float8_e4m3fn), jnp.linspace(0.5, 1.0, 16).reshape(4, 4)
+sharded = jax.shard_map(narrow, mesh=mesh, in_specs=(P("x"), P("x")), out_specs=P("x"))
+np.testing.assert_array_equal(*(np.asarray(jax.jit(f)(q, scales), np.float32) for f in (sharded, narrow)))
 print("equal")
 """
 

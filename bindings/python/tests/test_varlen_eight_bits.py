@@ -188,6 +188,8 @@ def test_torch_and_its_flash_attn_function_agree_with_numpy(name):
         flashtune.attention_varlen(q, k, v, causal=True, **lengths, **more),
         flash_attn_varlen_func(q, k, v, *lengths.values(), *longest.values(), causal=True, **more),
     ]
+    if name == "of heads":
+        outs.append(torch.compile(flashtune.attention_varlen, backend="eager")(q, k, v, causal=True, **lengths, **more))
     pages, table = zip(*map(in_pages, arrays[1:]))
     if name == "of keys":
         more |= {name: of_torch(torch, in_pages(given[name])[0]) for name in ("k_descale", "v_descale")}
