@@ -48,7 +48,10 @@ def use_pack(path):
 
 def _c_path(path):
     """The bytes of a path. C would end it at a NUL."""
-    name = os.fsencode(path)
+    try:
+        name = os.fsencode(path)
+    except TypeError:
+        raise TypeError(f"path is a {type(path).__name__}; it must be a str, bytes or an os.PathLike") from None
     if b"\0" in name:
         raise InvalidArgumentError(f"path is {path!r}; it must have no NUL")
     return name

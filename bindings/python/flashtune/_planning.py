@@ -9,7 +9,7 @@ import operator
 from . import _call, _features, _structs
 from ._attention import features_of, module_of, refuse_forward_only
 from ._context import CPU, context
-from ._errors import InvalidArgumentError
+from ._errors import InvalidArgumentError, shown
 
 _SOURCES = {
     _structs.SOURCE_PINNED: "pinned",
@@ -93,7 +93,7 @@ def prepare_range(
     setattr(asked, "backward" if backward else "forward", ctypes.addressof(wanted))
     asked.least_batch_size, asked.least_seqlen_q, asked.least_seqlen_k = _three("least", least)
     if isinstance(optional, str) or not hasattr(optional, "__iter__"):
-        raise InvalidArgumentError(f"optional is {optional!r}; it must be a sequence of names")
+        raise InvalidArgumentError(f"optional is {shown(optional)}; it must be a sequence of names")
     for name in optional:
         if name not in _OPTIONAL and name not in _OPTIONAL_FEATURES:
             allowed = ", ".join([*_OPTIONAL, *_OPTIONAL_FEATURES])
@@ -145,6 +145,9 @@ def autotune(
     features: as for `prepare`.
     """
     time_limit = _call.number("time_limit", time_limit, "a number of seconds")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress is a {type(progress).__name__}; it must be a function, or None")
+    retune = _call.flag("retune", retune)
     device, params = _describe(q, k, v, causal, dropout_p, backward, **features)
     raised = []
 
@@ -172,7 +175,7 @@ def autotune(
     buffer = ctypes.create_string_buffer(params, len(params))
     setattr(wanted, "backward" if backward else "forward", ctypes.addressof(buffer))
     wanted.time_limit_seconds = time_limit
-    wanted.retune = bool(retune)
+    wanted.retune = retune
     if progress is not None:
         wanted.progress = _structs.PROGRESS_CALLBACK(report)
     try:
@@ -223,7 +226,7 @@ def _of(device):
     except TypeError:
         ordinal = -1
     if not 0 <= ordinal < 1 << 31:
-        raise InvalidArgumentError(f"device is {device!r}; it must be the number of a GPU, from 0, or None for the CPU")
+        raise InvalidArgumentError(f"device is {shown(device)}; it must be the number of a GPU, from 0, or None for the CPU")
     return context(ordinal)
 
 
@@ -235,7 +238,7 @@ def _three(name, sizes):
             raise ValueError
     except (TypeError, ValueError):
         expected = "(batch_size, seqlen_q, seqlen_k), three integers from 0 to 2**63 - 1"
-        raise InvalidArgumentError(f"{name} is {sizes!r}; it must be {expected}") from None
+        raise InvalidArgumentError(f"{name} is {shown(sizes)}; it must be {expected}") from None
     return batch_size, seqlen_q, seqlen_k
 
 

@@ -138,6 +138,19 @@ def test_a_wrong_flag_is_named():
     refused("return_lse is 2; it must", flashtune.attention_varlen, Q, Q, Q, return_lse=2)
 
 
+@pytest.mark.parametrize("path", [None, 3, ["x"], Q])
+def test_a_wrong_path_is_named(path):
+    for function in (flashtune.export_records, flashtune.import_records) + (() if path is None else (flashtune.use_pack,)):
+        refused(f"path is a {type(path).__name__}; it must be a str, bytes or an os.PathLike", function, path, kind=TypeError)
+
+
+def test_a_wrong_argument_of_a_tuning_run_is_named():
+    refused("progress is a int; it must be a function, or None", flashtune.autotune, Q, Q, Q, progress=3, kind=TypeError)
+    refused("retune is 'no'; it must be False or True", flashtune.autotune, Q, Q, Q, retune="no")
+    refused(r"device is a ndarray of shape \(1, 4, 2, 8\); it must be the number of a GPU", flashtune.pack_info, Q)
+    refused(r"largest is a ndarray of shape \(1, 4, 2, 8\); it must be", flashtune.prepare_range, Q, Q, Q, largest=Q)
+
+
 def test_packed_rows_without_their_offsets_are_told_of_them():
     begins = np.array([0, 4], np.int32)
     for name, other in (("q", "k"), ("k", "q")):
