@@ -205,6 +205,39 @@ def test_torch_and_its_flash_attn_function_agree_with_numpy(name):
         np.testing.assert_array_equal(out.float().numpy(), expected)
 
 
+@pytest.mark.needs_gpu
+@pytest.mark.parametrize("name", [name for name in SCALES if name != "of keys"])
+def test_packed_and_paged_sequences_are_right_on_a_gpu(name):
+    torch = pytest.importorskip("torch")
+    on_a_gpu_is_right(torch, "cuda", name)
+
+
+def test_packed_and_paged_sequences_are_right_on_the_cpu_too():
+    on_a_gpu_is_right(pytest.importorskip("torch"), "cpu", "of blocks")
+
+
+def on_a_gpu_is_right(torch, device, name):
+    if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("q in e4m3 needs Hopper")
+    arrays = packed()
+    given = dict(q_descale=scales("of heads", 3), k_descale=scales(name, 1), v_descale=scales(name, 2))
+    expected = exact(*arrays, **given, causal=True)
+
+    def on(x):
+        x = of_torch(torch, x)
+        return x.to(device) if isinstance(x, torch.Tensor) else x
+
+    q, k, v = map(on, arrays)
+    more = {name: on(x) for name, x in (PACKED | given).items()} | dict(max_seqlen_q=max(LENGTHS_Q), causal=True)
+    packed_out = flashtune.attention_varlen(q, k, v, max_seqlen_k=max(LENGTHS_K), **more)
+    pages, table = zip(*map(in_pages, arrays[1:]))
+    more |= dict(block_table=on(table[0]), seqused_k=on(np.array(LENGTHS_K, np.int32)))
+    del more["cu_seqlens_k"]
+    paged_out = flashtune.attention_kvcache(q, *map(on, pages), **more)
+    for out in (packed_out, paged_out):
+        assert error(out.float().cpu().numpy(), expected) < 2**-4
+
+
 def test_torch_refuses_scales_that_make_no_sense_and_gradients():
     torch = pytest.importorskip("torch")
     from flashtune.flash_attn_interface import flash_attn_varlen_func
