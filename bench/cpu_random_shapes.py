@@ -99,7 +99,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--problems", type=int, default=30, help="all kinds together")
-    parser.add_argument("--kinds", nargs="+", choices=random_cases.KINDS, default=list(random_cases.KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=random_cases.NAMED_KINDS, default=list(random_cases.KINDS))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--gflop", type=float, default=0.5, help="the most operations of a forward pass")
     parser.add_argument("--rounds", type=int, default=ROUNDS)

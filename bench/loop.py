@@ -12,9 +12,11 @@ import time
 import torch
 
 
-def parser(description, suites, tune_help, rounds):
-    """A parser of the shared arguments; `suites` are names, `rounds` is the default number of
-    timing rounds. There is no --tune if `tune_help` is None."""
+def parser(description, suites, tune_help, rounds, default=None):
+    """A parser of the shared arguments; `suites` are names, of which `default` (None: all) are
+    measured unless others are named. `rounds` is the default number of timing rounds. There is no
+    --tune if `tune_help` is None."""
+    default = list(suites if default is None else default)
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def suite_names(text):
@@ -28,8 +30,8 @@ def parser(description, suites, tune_help, rounds):
             raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
         return int(text)
 
-    names = ", ".join(suites)
-    parser.add_argument("--suites", type=suite_names, default=list(suites), help=f"comma-separated, from: {names}; default: all")
+    names, defaults = ", ".join(suites), "all" if default == list(suites) else ", ".join(default)
+    parser.add_argument("--suites", type=suite_names, default=default, help=f"comma-separated, from: {names}; default: {defaults}")
     parser.add_argument("--quick", action="store_true", help="measure only a few problems of each suite")
     if tune_help is not None:
         parser.add_argument("--tune", action="store_true", help=tune_help)

@@ -1,11 +1,13 @@
-"""Random problems as users have them, in five kinds, for bench/random_shapes.py. The module knows
-neither torch nor timing.
+"""Random problems as users have them, in five kinds, for bench/random_shapes.py, and a sixth kind
+that has to be named. The module knows neither torch nor timing.
 
 - many: self-attention with many heads, 4k to 32k tokens.
 - few: 1 to 4 heads and long sequences, so few tiles for a GPU.
 - gqa: MQA and GQA with groups of 4 to 16 query heads.
 - cross: 77 to 1500 keys under 300 to 9216 queries.
 - short: many sequences of 49 to 256 tokens.
+- unusual: lengths, numbers of heads and head dims that the others lack, as `UNUSUAL` lists them. No
+  bench draws this kind unless it is named, so that a seed's other problems stay the same.
 """
 
 import math
@@ -46,20 +48,70 @@ def short(rng):
     return rng.choice([32, 64, 128, 256]), heads, heads, seqlen, seqlen
 
 
+def one_kv_head(rng):
+    seqlen = length(rng, 150, 12000)
+    return rng.choice([1, 2, 3]), rng.choice([3, 8, 12, 20]), 1, seqlen, seqlen
+
+
+def one_head(rng):
+    seqlen = length(rng, 200, 30000)
+    return rng.choice([1, 2, 3]), 1, 1, seqlen, seqlen
+
+
+def keys_77(rng):
+    heads = rng.choice([1, 7, 10, 24])
+    return rng.choice([1, 2, 3]), heads, heads, length(rng, 100, 8192), 77
+
+
+def queries_3001(rng):
+    heads = rng.choice([3, 9, 16])
+    return rng.choice([1, 2, 3]), heads, heads, 3001, rng.choice([88, 1096, 3001, 7789])
+
+
+def one_row(rng):
+    heads_kv = rng.choice([1, 2, 8])
+    return rng.choice([1, 3]), heads_kv * rng.choice([1, 4, 16]), heads_kv, 1, length(rng, 300, 30000)
+
+
+def odd_heads(rng):
+    heads, seqlen = rng.choice([3, 5, 14, 25]), length(rng, 40, 4000)
+    return rng.choice([1, 3]), heads, heads, seqlen, seqlen
+
+
+def tiny(rng):
+    heads_kv, seqlen = rng.choice([1, 4, 11]), length(rng, 33, 500)
+    return rng.choice([1, 2, 3]), heads_kv * rng.choice([1, 1, 5]), heads_kv, seqlen, seqlen
+
+
+def long(rng):
+    heads, seqlen = rng.choice([1, 2, 3]), length(rng, 8000, 30000)
+    return rng.choice([1, 2]), heads, heads, seqlen, seqlen
+
+
+UNUSUAL = [one_kv_head, one_head, keys_77, queries_3001, one_row, odd_heads, tiny, long]
+UNUSUAL_HEAD_DIMS = [40, 48, 56, 64, 64, 72, 88, 96, 112, 128, 128, 136, 160, 192, 224, 256]
+
+
+def unusual(rng):
+    return rng.choice(UNUSUAL)(rng)
+
+
 KINDS = {"many": many, "few": few, "gqa": gqa, "cross": cross, "short": short}
+# All that a bench accepts; it draws KINDS unless others are named.
+NAMED_KINDS = {**KINDS, "unusual": unusual}
 # The share of problems with a causal mask.
-CAUSAL = {"many": 0.6, "few": 0.6, "gqa": 0.6, "cross": 0.0, "short": 0.3}
+CAUSAL = {"many": 0.6, "few": 0.6, "gqa": 0.6, "cross": 0.0, "short": 0.3, "unusual": 0.4}
 
 
 def draw(rng, kind):
     """A problem of a kind, as a dict."""
-    head_dim = rng.choice(HEAD_DIMS)
-    batch, heads, heads_kv, seqlen_q, seqlen_k = KINDS[kind](rng)
+    head_dim = rng.choice(UNUSUAL_HEAD_DIMS if kind == "unusual" else HEAD_DIMS)
+    batch, heads, heads_kv, seqlen_q, seqlen_k = NAMED_KINDS[kind](rng)
     while batch > 1 and batch * heads * max(seqlen_q, seqlen_k) * head_dim > MOST_ELEMENTS:
         batch //= 2
     return dict(
         kind=kind, batch=batch, heads=heads, heads_kv=heads_kv, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim,
-        causal=rng.random() < CAUSAL[kind],
+        causal=rng.random() < CAUSAL[kind] and seqlen_q == seqlen_k,
     )  # fmt: skip
 
 

@@ -152,7 +152,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="what the problems are drawn from, default 1")
     parser.add_argument("--count", type=int, default=100, help="number of problems, default 100")
-    parser.add_argument("--kinds", default=",".join(random_cases.KINDS), help="comma-separated, default all")
+    parser.add_argument("--kinds", default=",".join(random_cases.KINDS), help="comma-separated, default all but unusual")
     parser.add_argument("--passes", default="forward,backward", help="comma-separated, default both")
     parser.add_argument("--most-flops", type=float, default=3e12, help="leave out larger forward passes, default 3e12")
     parser.add_argument("--prepare", metavar="I/N", help="compile share I of N (from 0 on) of the kernels and end")

@@ -11,13 +11,13 @@ import json
 import math
 
 from chart import document, panel, stroke
-from random_cases import KINDS, label
+from random_cases import KINDS, NAMED_KINDS, label
 from report import mean_and_least
 
 PASSES = ("forward", "backward")
 OURS = ("flashtune", "tuned")
 LEVEL = 0.98
-COLOURS = {"many": "#30638e", "few": "#d1495b", "gqa": "#3a7d44", "cross": "#edae49", "short": "#8d99ae"}
+COLOURS = {"many": "#30638e", "few": "#d1495b", "gqa": "#3a7d44", "cross": "#edae49", "short": "#8d99ae", "unusual": "#7d3c98"}
 WIDTH, HEIGHT = 420, 240
 
 
@@ -37,10 +37,15 @@ def compared(rows, kind=None, name=None):
     return [row for row in chosen if "flashtune" in row["us"] and best_peer(row)]
 
 
+def kinds_of(rows):
+    """The kinds that a bench draws by itself, and the others that these rows have."""
+    return [kind for kind in NAMED_KINDS if kind in KINDS or compared(rows, kind)]
+
+
 def table(rows):
     """Markdown: geometric mean, least ratio and problems behind of each kind, a column a pass."""
     lines = ["| kind | forward: mean, least, behind | backward |", "|---|---|---|"]
-    for kind in [*KINDS, None]:
+    for kind in [*kinds_of(rows), None]:
         cells = []
         for name in PASSES:
             found = compared(rows, kind, name)
@@ -89,13 +94,13 @@ def chart(rows, gpu):
     panels, points = [], 101
     for name in PASSES:
         lines = []
-        for kind in KINDS:
+        for kind in kinds_of(rows):
             values = sorted(ratio(row) for row in compared(rows, kind, name))
             if values:
                 at = [values[round(i * (len(values) - 1) / (points - 1))] for i in range(points)]
                 lines.append((at, stroke(COLOURS[kind], 2)))
         panels.append(panel(name, lines, [], (WIDTH, HEIGHT), ticks, low, high, points))
-    legend = [(kind, stroke(colour, 2)) for kind, colour in COLOURS.items()]
+    legend = [(kind, stroke(COLOURS[kind], 2)) for kind in kinds_of(rows)]
     caption = f"{gpu}, bf16: flashtune's speed over the best peer, problems of each kind sorted"
     return document(panels, (WIDTH, HEIGHT), len(panels), legend, caption)
 

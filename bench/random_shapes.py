@@ -97,7 +97,8 @@ def line(row):
 
 
 def main():
-    parser = loop.parser(__doc__, random_cases.KINDS, "tune a third of the problems as it goes", ROUNDS)
+    tune_help = "tune a third of the problems as it goes"
+    parser = loop.parser(__doc__, random_cases.NAMED_KINDS, tune_help, ROUNDS, default=random_cases.KINDS)
     parser.add_argument("--seed", type=int, default=1, help="what the problems are drawn from, default 1")
     parser.add_argument("--count", type=int, default=200, help="number of problems, default 200")
     parser.add_argument("--peers", default="cudnn,fa2,fa3", help="comma-separated, default: cudnn,fa2,fa3")
