@@ -164,9 +164,10 @@ impl Space for BackwardKnobs {
         work::backward(self, problem, device)
     }
 
-    /// The heuristic's config, the same with blocks of fewer rows, which need fewer registers, one
-    /// whose tiles add to dQ and, past head dim 128, one with tiles of few keys, where no feature
-    /// takes more; and each of these that adds to dQ with its walk split, unless `is_busy_alike`.
+    /// The heuristic's config and the same with blocks of fewer rows, which need fewer registers;
+    /// each that writes dQ also with tiles that add to it; past head dim 128 one with tiles of few
+    /// keys, where no feature takes more; and each whose CTAs do one tile of a head or add to dQ
+    /// with its walk split, where it pays if `is_busy_alike`.
     fn alternatives(problem: &Problem, device: &Device) -> Vec<Self> {
         let plain = Some(problem).filter(|problem| problem.features == Features::NONE);
         let Some(config) = plain.and_then(|problem| heuristic(problem, device)) else { return Vec::new() };
@@ -176,7 +177,9 @@ impl Space for BackwardKnobs {
         let v_regs = |block_m| if block_m < 64 { 0 } else { config.v_regs };
         let unsplit = BackwardKnobs { split_waves: 0, group_mb: unsplit_group_mb(problem, device), ..config };
         let lower = smaller.map(|block_m| BackwardKnobs { block_m, v_regs: v_regs(block_m), ..unsplit });
-        let summed = (config.direct_dq > 0).then_some(BackwardKnobs { direct_dq: 0, ..unsplit });
+        let heights: Vec<_> = [unsplit].into_iter().chain(lower).collect();
+        let writing = heights.iter().copied().filter(|config| config.direct_dq > 0);
+        let summed = writing.map(|config| BackwardKnobs { direct_dq: 0, ..config });
         let stages_of_few_keys = match BackwardKernel::of(problem) {
             BackwardKernel::Narrow => None,
             BackwardKernel::Middle => Some(2),
@@ -189,10 +192,16 @@ impl Space for BackwardKnobs {
             direct_dq: 0,
             ..unsplit
         });
-        let walks = [unsplit].into_iter().chain(lower).chain(summed).chain(few_keys);
+        let walks = heights.iter().copied().chain(summed).chain(few_keys);
         let walks: Vec<_> = walks.map(|config| config.with_best_groups(problem, device)).collect();
-        let may_split = |config: &&Self| config.direct_dq == 0 && !config.is_busy_alike(problem, device);
-        let split = walks.iter().filter(may_split).flat_map(|config| config.with_splits(problem, device));
+        let may_split = |config: &&Self| config.direct_dq <= 1;
+        let least_us = || walks.iter().map(|config| config.us(problem, device)).fold(f64::INFINITY, f64::min);
+        let split = walks.iter().filter(may_split).flat_map(|config| {
+            let is_busy_alike = config.is_busy_alike(problem, device);
+            let most_us = is_busy_alike.then(|| WORTH_SPLITTING_ALIKE * least_us());
+            let pays = move |split: &Self| most_us.is_none_or(|most_us| split.us(problem, device) < most_us);
+            config.with_splits(problem, device).into_iter().filter(pays)
+        });
         let all = [config].into_iter().chain(walks.iter().copied()).chain(split);
         all.filter(|config| config.fits(problem, device)).collect()
     }
@@ -290,12 +299,28 @@ impl BackwardKnobs {
         !tiles_differ(problem) && problem.group_size() == 1 && is_busy()
     }
 
-    /// The config with each number of splits that the problem has, in groups of heads.
+    /// The config with each number of splits that the problem has, in groups of heads. Where tiles
+    /// differ, groups of other sizes end more evenly or less.
     fn with_splits(self, problem: &Problem, device: &Device) -> Vec<Self> {
-        let group_mb = if self.group_mb == 0 { group_mb(problem) } else { self.group_mb };
-        let split = SPLIT_WAVES.iter().map(|waves| BackwardKnobs { split_waves: *waves, group_mb, ..self });
-        let mut split: Vec<_> = split.filter(|knobs| knobs.num_splits(problem, device) > 1).collect();
-        split.dedup_by_key(|knobs| knobs.num_splits(problem, device));
+        let first = if self.group_mb == 0 { group_mb(problem) } else { self.group_mb };
+        let holds_all = bytes_of_queries(problem) as f64 <= MOST_OF_L2_SPLIT * device.l2_bytes as f64;
+        let others: &[u32] = match tiles_differ(problem) && !problem.deterministic {
+            true if holds_all => &[16, 32, 0],
+            true => &[16, 32],
+            false => &[],
+        };
+        let sizes = || [first].into_iter().chain(others.iter().copied());
+        let all = SPLIT_WAVES.iter().flat_map(|waves| sizes().map(|group_mb| (*waves, group_mb)));
+        let (mut split, mut seen) = (Vec::new(), Vec::new());
+        for (split_waves, group_mb) in all {
+            let knobs = BackwardKnobs { split_waves, group_mb, ..self };
+            let num_splits = knobs.num_splits(problem, device);
+            let kind = (num_splits, work::backward_groups(&knobs, problem, device));
+            if num_splits > 1 && !seen.contains(&kind) {
+                seen.push(kind);
+                split.push(knobs);
+            }
+        }
         split
     }
 
@@ -426,9 +451,10 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
 
 /// Splits are expected to take less than this share of the time without.
 const WORTH_SPLITTING: f64 = 0.95;
-/// The same of tiles that are alike and busy (`is_busy_alike`). On an H100, 4 x 20 heads of 9,216
-/// queries over 512 keys took 1.21 times as long in three splits (docs/tuning/choice.md).
-const WORTH_SPLITTING_ALIKE: f64 = 0.9;
+/// The same of tiles that are alike and busy (`is_busy_alike`), also for `alternatives`. 4 x 20
+/// heads of 9,216 queries over 512 keys took 1.15 times as long in two splits on an H100, and 0.93
+/// times on an H200 (docs/tuning/choice.md).
+const WORTH_SPLITTING_ALIKE: f64 = 0.94;
 /// The same where more than half of the SMs have no tile: the model is least sure of their time.
 const WORTH_SPLITTING_IF_IDLE: f64 = 0.97;
 
@@ -463,14 +489,23 @@ fn chosen_for<'a>(problem: &Problem, device: &'a Device) -> Cow<'a, Device> {
 /// Whether Q, dO and the fp32 dQ of all heads take most of L2. On an H100, one group of all heads
 /// then took 1.07 to 2.03 times as long as groups of 16 MB where tiles are alike or many.
 fn overflows_l2(problem: &Problem, device: &Device) -> bool {
+    bytes_of_queries(problem) as f64 > MOST_OF_L2 * device.l2_bytes as f64
+}
+
+/// Bytes of Q, dO and the fp32 dQ of all heads.
+fn bytes_of_queries(problem: &Problem) -> i64 {
     let row_bytes = 6 * problem.head_dim + 2 * problem.head_dim_v;
-    let bytes = problem.batch_size * problem.num_heads_q * problem.seqlen_q * row_bytes;
-    bytes as f64 > MOST_OF_L2 * device.l2_bytes as f64
+    problem.batch_size * problem.num_heads_q * problem.seqlen_q * row_bytes
 }
 
 /// K, V and their gradients take L2 too. On an H100, groups took 1.02 to 1.04 of the time below 0.5
 /// of L2, 0.96 at 0.56, 0.91 at 0.63 and less beyond (docs/tuning/choice.md).
 const MOST_OF_L2: f64 = 0.6;
+
+/// The share of L2 that Q, dO and dQ of all heads may take for splits in one group. On an H100 one
+/// group took 0.94 of the time of groups of 16 MB at 0.7 of L2, 0.97 at 0.9, 1.01 at 1.4 and 1.06
+/// to 1.41 beyond, except with 4 K/V heads (docs/tuning/choice.md).
+const MOST_OF_L2_SPLIT: f64 = 0.8;
 
 /// MB of a group of heads where tiles share no walk, 0 for one group. Deterministic tiles wait
 /// least for their turn at dQ where few heads are walked together, however long the heads are.

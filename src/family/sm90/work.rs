@@ -345,10 +345,12 @@ const PAIR_TILE_OF_ROWS: f64 = 4000.0;
 /// Further cycles of a tile that shares its walk: first loads that no other tile of the SM covers,
 /// and stores in fp32.
 const SPLIT_BACKWARD_TILE: f64 = 2000.0;
-/// The same of a pair of CTAs, which stores 256 KB.
+/// The same of a pair of CTAs, which stores 256 KB, where all SMs do. Fewer pairs wait less: on an
+/// H100 1 head of 319 causal tokens at head dim 256 took 20.4 us in splits, and 25.7 unsplit.
 const SPLIT_BACKWARD_PAIR: f64 = 9300.0;
 /// The share of memory's time that partial gradients of few splits cost: L2 holds many of them
 /// between kernels. So many splits cost twice as much a byte, since one is added after the other.
+/// Bytes, written and read, past the size of L2 cost all of memory's time (docs/tuning/choice.md).
 const PARTIALS_FROM_MEMORY: f64 = 0.33;
 const MANY_SPLITS: f64 = 4.3;
 /// Microseconds of the three launches under the tuner's clock.
@@ -419,7 +421,7 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     };
     let writes_dq_split = knobs.direct_dq > 0 && splits > 1.0 && dim.max(dim_v) <= 96;
     let of_direct_splits = if writes_dq_split { DIRECT_SPLIT_US * splits } else { 0.0 };
-    let groups = backward_groups(knobs, problem, splits as i64, device.sm_count / ctas);
+    let groups = backward_groups(knobs, problem, device);
     let drifts = tiles_differ(problem) && count > f64::from(device.sm_count / ctas);
     let drift = match drifts {
         false => 1.0,
@@ -435,7 +437,10 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let of_split = match (splits > 1.0, ctas) {
         (false, _) => 0.0,
         (true, 1) => SPLIT_BACKWARD_TILE,
-        (true, _) => SPLIT_BACKWARD_PAIR,
+        (true, _) => {
+            let share_of_sms = (count / f64::from(device.sm_count / ctas)).min(1.0);
+            SPLIT_BACKWARD_TILE + share_of_sms * (SPLIT_BACKWARD_PAIR - SPLIT_BACKWARD_TILE)
+        }
     };
     // Fewer rows of a block fill and drain a pair's longer pipeline sooner.
     let of_rows = if ctas == 2 { PAIR_TILE_OF_ROWS * (block_m / 64.0 - 1.0) } else { 0.0 };
@@ -447,8 +452,9 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
         tile_end + per_block * (steps * blocks(from, to, knobs.block_m)).ceil()
     };
     // fp32, once written and once read.
-    let partial_bytes = if splits > 1.0 { splits * 8.0 * (dim + dim_v) as f64 } else { 0.0 };
-    let partials_from_memory = PARTIALS_FROM_MEMORY * (1.0 + splits / MANY_SPLITS);
+    let partial_bytes = if splits > 1.0 { splits * 8.0 * ((dim + dim_v) * heads_kv * sk) as f64 } else { 0.0 };
+    let from_memory = PARTIALS_FROM_MEMORY * (1.0 + splits / MANY_SPLITS);
+    let beyond_l2 = (partial_bytes - device.l2_bytes as f64).max(0.0);
     let tiles = match knobs.direct_dq {
         2.. => tiles_of_heads(heads_kv, 1, |_| {
             let rows = f64::from(knobs.block_m) * blocks(0, sq, knobs.block_m);
@@ -467,7 +473,8 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
         slots_per_sm: 1.0,
         load_cycles: 0.0,
         bytes_under: 0.0,
-        bytes_beside: partials_from_memory * partial_bytes * (heads_kv * sk) as f64
+        bytes_beside: from_memory * partial_bytes
+            + (1.0 - from_memory).max(0.0) * beyond_l2
             + beside * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),
         launch_us: BACKWARD_LAUNCH_US + of_block + of_direct_splits,
     })
@@ -475,9 +482,12 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
 
 /// The groups of heads in which a launch draws tiles, as `TileOrder` has them
 /// (`templates/device/schedule/tile_order.cuh`).
-fn backward_groups(knobs: &BackwardKnobs, problem: &Problem, splits: i64, slots: u32) -> Groups {
+pub fn backward_groups(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Groups {
     let heads = (problem.batch_size * problem.num_heads_kv).max(1);
+    let splits = i64::from(knobs.num_splits(problem, device));
     let tiles_of_head = div_ceil(problem.seqlen_k.max(1), i64::from(knobs.block_n)) * splits;
+    let ctas = if knobs.kernel(problem) == BackwardKernel::Wide { 2 } else { 1 };
+    let slots = device.sm_count / ctas;
     let row_bytes = 6 * problem.head_dim + 2 * problem.head_dim_v;
     let head_bytes = problem.seqlen_q.max(1) * row_bytes * problem.group_size();
     let fit = ((i64::from(knobs.group_mb) << 20) / head_bytes).clamp(1, heads);

@@ -176,6 +176,56 @@ fn three_tiles_of_few_keys_are_an_alternative_to_two_pairs() {
     assert!(few.us(&long, &h200()) > pairs.us(&long, &h200()));
 }
 
+/// On an H200 blocks of 64 rows took 25.5 us where those of 96 took 28.6 (docs/tuning/choice.md).
+#[test]
+fn blocks_of_all_rows_that_write_dq_may_add_to_it_and_share_walks() {
+    let problem = of_shape((2, 12, 1, 300, 100, 72));
+    let offered = <BackwardKnobs as Space>::alternatives(&problem, &h200());
+    for block_m in [96, 80, 64] {
+        for (direct_dq, is_split) in [(0, false), (0, true), (1, false), (1, true)] {
+            let is_it = |knobs: &&BackwardKnobs| {
+                (knobs.block_m, knobs.direct_dq, knobs.split_waves > 0) == (block_m, direct_dq, is_split)
+            };
+            assert!(offered.iter().any(|knobs| is_it(&knobs)), "{block_m} {direct_dq} {is_split}");
+        }
+    }
+}
+
+/// Two splits took 0.93 of the time unsplit on an H200, and 1.12 and 1.15 on an H100
+/// (docs/tuning/choice.md).
+#[test]
+fn busy_tiles_that_are_alike_are_split_where_memory_is_fast_enough() {
+    let problem = of_shape((4, 20, 20, 9216, 512, 96));
+    let are_split = |device: &Device| {
+        let offered = <BackwardKnobs as Space>::alternatives(&problem, device);
+        offered.iter().any(|knobs| knobs.split_waves > 0)
+    };
+    let h100 = Device { memory_bytes_per_second: 3_352_000_000_000, ..h200() };
+    assert_eq!([are_split(&h200()), are_split(&h100)], [true, false]);
+}
+
+/// Groups of 16 MB have 3, 3 and 2 heads, and those of 32 MB have 4 each. L2 holds what all heads
+/// use, but not that of four times as many.
+#[test]
+fn causal_splits_are_offered_in_groups_that_end_evenly_too() {
+    let problem = Problem { causal: Causal::BottomRight, ..of_shape((2, 8, 4, 2752, 2752, 96)) };
+    let groups_of = |problem: &Problem| {
+        let offered = <BackwardKnobs as Space>::alternatives(problem, &h200()).into_iter();
+        let of_two = offered.filter(|knobs| knobs.block_m == 96 && knobs.num_splits(problem, &h200()) == 2);
+        of_two.map(|knobs| work::backward_groups(&knobs, problem, &h200()).count).collect::<Vec<_>>()
+    };
+    assert_eq!(groups_of(&problem), [3, 2, 1]);
+    let many = Problem { batch_size: 16, num_heads_kv: 2, seqlen_q: 1376, seqlen_k: 1376, ..problem };
+    let groups_of_many = groups_of(&many);
+    assert!(!groups_of_many.is_empty() && !groups_of_many.contains(&1), "{groups_of_many:?}");
+    assert_eq!(groups_of(&Problem { causal: Causal::None, ..problem }).len(), 1, "equal tiles end together");
+    let us = |group_mb| {
+        let knobs = BackwardKnobs { group_mb, split_waves: 3, ..heuristic(&problem, &h200()).unwrap() };
+        knobs.us(&problem, &h200())
+    };
+    assert!(us(32) < 0.95 * us(16));
+}
+
 #[test]
 fn a_config_from_another_shape_is_grouped_where_l2_holds_few_heads() {
     let of = |seqlen, heads_q, heads_kv| Problem {
