@@ -141,7 +141,9 @@ impl Problem {
             return 1;
         }
         let tiles = self.batch_size * self.num_heads_q * ((self.seqlen_q + SMALLEST_TILE - 1) / SMALLEST_TILE);
-        (self.seqlen_k / SPLIT_KEYS_OF_TILE).min(SPLITS_OF_ALL_TILES / tiles).clamp(1, MAX_SPLITS_OF_TILE)
+        let has_tall_tiles = self.head_dim.max(self.head_dim_v) <= 64 && self.seqlen_k >= LONG_KEYS;
+        let most = if has_tall_tiles { SPLITS_OF_ALL_LONG_TILES } else { SPLITS_OF_ALL_TILES };
+        (self.seqlen_k / SPLIT_KEYS_OF_TILE).min(most / tiles).clamp(1, MAX_SPLITS_OF_TILE)
     }
 
     /// The packed rows up to which a sequence of a mixed batch counts as short: those of one token,
@@ -229,6 +231,7 @@ impl Problem {
     /// that is more; 0 if nothing is split. Forward, each query row of each split has an fp32 O,
     /// its columns rounded up to 4, and an LSE. With more than few queries they are the states of
     /// at most `SPLITS_OF_ALL_TILES` tiles of 64 rows, whatever the lengths: 21 MB at head dim 128.
+    /// Long keys up to head dim 64 have `SPLITS_OF_ALL_LONG_TILES`: 29 MB.
     /// Those of short sequences are at most `SPLITS_OF_ALL_SHORT` times `short_rows`: 2 MB at head
     /// dim 128 and groups of up to 16 heads.
     /// Backward, each key of each split has an fp32 dK and dV, with keys and columns rounded up to
@@ -300,6 +303,9 @@ const SPLITS_OF_ALL_HEADS: i64 = 2048;
 /// The limit of splits times the query tiles of 64 rows over all heads, where queries are many: two
 /// tiles of 128 rows for each SM of the largest GPUs.
 const SPLITS_OF_ALL_TILES: i64 = 640;
+/// The same up to head dim 64 where keys are long: three tiles of 256 rows for each SM.
+const SPLITS_OF_ALL_LONG_TILES: i64 = 1728;
+const LONG_KEYS: i64 = 8192;
 /// Query rows of the smallest tile whose keys are split.
 const SMALLEST_TILE: i64 = 64;
 /// The most splits of a tile of many queries.
@@ -354,6 +360,16 @@ mod tests {
                 let problem = of_heads(num_heads, (1 << exponent) + 1, seqlen_k);
                 assert!(problem.workspace_bytes() <= bound, "{problem:?}");
             }
+        }
+    }
+
+    #[test]
+    fn long_keys_up_to_head_dim_64_have_room_for_splits_of_tall_tiles() {
+        let of = |seqlen, dim| Problem::dense(Pass::Forward, Dtype::Bf16, 2, 2, seqlen, dim);
+        assert_eq!([(11438, 64), (11438, 72), (8000, 64)].map(|(s, d)| of(s, d).max_splits()), [2, 1, 1]);
+        let bound = (SPLITS_OF_ALL_LONG_TILES * SMALLEST_TILE * 65 * 4) as usize;
+        for seqlen in (1..64).map(|nth| 1000 * nth) {
+            assert!(of(seqlen, 64).workspace_bytes() <= bound, "{seqlen}");
         }
     }
 

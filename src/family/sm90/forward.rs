@@ -457,6 +457,26 @@ mod tests {
         assert_eq!((most_splits(1), most_splits(2)), (Some(1), Some(2)));
     }
 
+    /// On an H100 two splits of 256 rows took 0.92 to 0.97 of the time of 192 x 80
+    /// (docs/tuning/choice.md).
+    #[test]
+    fn tall_tiles_of_long_heads_may_be_split_and_those_of_few_columns_have_80_keys() {
+        let of = |seqlen, dim| {
+            let sizes = Problem { batch_size: 2, num_heads_q: 2, num_heads_kv: 2, ..problem(dim, dim) };
+            Problem { seqlen_q: seqlen, seqlen_k: seqlen, ..sizes }
+        };
+        let offered = |problem: &Problem, [block_n, q_stages, num_splits]: [u32; 3]| {
+            let is_it = |it: ForwardKnobs| {
+                (it.block_m, it.block_n, it.q_stages, it.num_splits) == (256, block_n, q_stages, num_splits)
+            };
+            ForwardKnobs::alternatives(problem, &h200()).into_iter().any(is_it)
+        };
+        assert!(offered(&of(11438, 64), [64, 1, 2]) && !offered(&of(8000, 64), [64, 1, 2]));
+        let full = of(4819, 40);
+        assert!(offered(&full, [80, 2, 1]) && !offered(&of(4819, 64), [80, 2, 1]));
+        assert!(!offered(&Problem { causal: Causal::BottomRight, ..full }, [80, 2, 1]));
+    }
+
     #[test]
     fn short_sequences_over_pages_are_left_to_a_decode_kernel() {
         let varlen = Some(Varlen { total_q: Some(4000), ..Varlen::default() });

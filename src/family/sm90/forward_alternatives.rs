@@ -41,7 +41,9 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     configs.extend(split);
     configs.extend(of_two_small_ctas(problem, device));
     configs.extend(of_few_rows(problem, device));
-    configs.extend(of_one_q_slot(problem, device));
+    let of_one_q_slot = of_one_q_slot(problem, device);
+    configs.extend(of_one_q_slot);
+    configs.extend(of_one_q_slot.iter().flat_map(|config| split_keys(config, problem, device)));
     configs.extend(of_stored_apart(problem, device));
     configs
 }
@@ -179,6 +181,8 @@ fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Ve
         // With a causal mask the consumers spill.
         ..=48 if config.block_m == 192 && problem.right_shift().is_none() => &[96],
         49..=64 if config.block_m == 192 && problem.right_shift().is_none() => &[80],
+        // Under a causal mask it was not faster (docs/tuning/choice.md).
+        ..=48 if config.block_m == 256 && !tiles_differ(problem) => &[48, 80],
         ..=64 if config.block_m == 256 => &[48],
         _ if config.block_m > 128 => &[],
         ..=128 => &[80, 112, 128],

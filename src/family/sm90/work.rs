@@ -42,11 +42,13 @@ const LONG_HEAD: f64 = 0.0015;
 /// place of one. With a mask the latter took 1.16 to 1.2 of the time of the best tile. From head
 /// dim 56 to 64 tiles of two consumers were slower with 80 or 112 keys than with 64 or 128. Without
 /// a mask they took 1.07 to 1.24 of the best tile's time there, and two CTAs of 64 rows 1.04 to
-/// 1.08. The cause is not known.
+/// 1.08. Tiles of 192 rows with one Q slot took 1.03 to 1.08 on an H100 where heads are few. The
+/// cause is not known.
 fn most_of_long_head(tile: &ForwardTile, problem: &Problem) -> f64 {
     let (is_about_64, is_masked) = ((56..=64).contains(&problem.head_dim), tiles_differ(problem));
     match (tile.block_m, tile.block_n) {
         (256, 64) if !tile.has_one_q_slot && !is_masked => 0.105,
+        (192, _) if tile.has_one_q_slot && is_about_64 && !is_masked && problem.seqlen_k >= 8192 => 0.03,
         (192, _) if !tile.has_one_q_slot && is_about_64 => {
             if is_masked {
                 0.2
@@ -72,6 +74,10 @@ fn of_sharing(ctas: f64, head_dim: i64) -> f64 {
         _ => 0.4,
     }
 }
+
+/// What the one Q slot of more than two consumers costs, over that of two. 192 x 64 with one slot
+/// took 1.22 of the time of 128 x 64 for 2 x 9 heads of 3,001 queries and 88 keys at head dim 136.
+const OF_LARGE_Q: f64 = 3.0;
 
 /// The share of a tile's time that is left where the producer reads V^T, from head dim 65, 129 and
 /// 225 on, and microseconds of the kernel that writes V^T beside those of its bytes
@@ -104,6 +110,9 @@ struct ForwardCosts {
     /// Further cycles of a block for a consumer alone, and for each of several.
     block_alone: f64,
     block: f64,
+    /// More of the latter up to head dim 48, where blocks of 96 keys took 0.91 to 0.96 of the time
+    /// of blocks of 64 (192 rows, H100). The cause was not measured.
+    narrow_block: f64,
     /// Consumers that share an SM: a block takes the root of the sum of these powers of its time
     /// alone and of all consumers' turns.
     shared_power: f64,
@@ -118,8 +127,10 @@ struct ForwardCosts {
     /// stores in fp32.
     split: f64,
     /// More of them, and one for each column, where Q has one slot: its load begins after the last
-    /// product with the Q before. More than two consumers have a larger Q.
+    /// product with the Q before. More than two consumers have a larger Q (`OF_LARGE_Q`).
     one_q_slot: f64,
+    /// More of them for each of two CTAs that share an SM past head dim 64.
+    sharing: f64,
     /// Added to those cycles where TMA stores O from a buffer. It is negative, since they include
     /// stores from registers.
     stored_apart: f64,
@@ -137,12 +148,14 @@ const COSTS: ForwardCosts = ForwardCosts {
     exponentials: 5.1,
     block_alone: 110.0,
     block: 16.0,
+    narrow_block: 60.0,
     shared_power: 2.2,
     end: 1800.0,
     fill: 1.0,
     column: 1.7,
     split: 3500.0,
     one_q_slot: 425.0,
+    sharing: 400.0,
     stored_apart: -900.0,
     one_v_slot: 600.0,
     loads: true,
@@ -156,12 +169,14 @@ const FP8_COSTS: ForwardCosts = ForwardCosts {
     exponentials: 3.2,
     block_alone: 570.0,
     block: 100.0,
+    narrow_block: 0.0,
     shared_power: 3.3,
     end: 400.0,
     fill: 0.0,
     column: 13.0,
     split: 7000.0,
     one_q_slot: 0.0,
+    sharing: 0.0,
     stored_apart: 0.0,
     one_v_slot: 0.0,
     loads: false,
@@ -258,7 +273,8 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     // One consumer's products and softmax take turns; those of several, in one CTA or more, fill
     // each other's gaps, until the SM's tensor cores and exponentials are busy.
     let alone = products + costs.softmax_alone * block_n + costs.block_alone;
-    let each = products.hypot(costs.exponentials * block_n) + costs.block;
+    let of_narrow = if problem.head_dim.max(problem.head_dim_v) <= 48 { costs.narrow_block } else { 0.0 };
+    let each = products.hypot(costs.exponentials * block_n) + costs.block + of_narrow;
     let of_long_head = (LONG_HEAD * tiles_of_head as f64).min((costs.most_of_long_head)(tile, problem));
     let per_block = |ctas: f64| {
         let turns = alone.powf(costs.shared_power) + (ctas * consumers * each).powf(costs.shared_power);
@@ -272,11 +288,13 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let dim = problem.head_dim as f64;
     let of_q_slot = |ctas: f64| match (tile.has_one_q_slot, tile.stores_apart) {
         (_, true) => costs.stored_apart,
-        (true, false) => (costs.one_q_slot + dim) * (consumers / 2.0).max(1.0) / ctas,
+        (true, false) => (costs.one_q_slot + dim) * if consumers > 2.0 { OF_LARGE_Q } else { 1.0 } / ctas,
         (false, false) => 0.0,
     };
     let columns_of_o = costs.column * problem.head_dim_v as f64 * consumers;
-    let tile_ends = ctas.map(|ctas| costs.end + columns_of_o * ctas + of_split + of_q_slot(ctas));
+    let of_sharing_end = |ctas: f64| if ctas == 2.0 && problem.head_dim > 64 { costs.sharing } else { 0.0 };
+    let tile_ends =
+        ctas.map(|ctas| costs.end + columns_of_o * ctas + of_split + of_q_slot(ctas) + of_sharing_end(ctas));
     let of_v_slot = if tile.has_one_v_slot { costs.one_v_slot * (block_n / 64.0) * (dim / 128.0) } else { 0.0 };
     let blocks_of_consumer = |first: i64| {
         let end = (first + i64::from(WARPGROUP_ROWS)).min(sq);

@@ -63,6 +63,10 @@ fn alternatives_compile_and_spill_no_more_than_allowed() {
     assert!(share_an_sm(2) >= 3 && share_an_sm(3) >= 1);
     let are_tall = |text: &&String| text.contains("kCtasPerSm = 2;") && text.contains("kBlockM = 128;");
     assert_eq!(kernels.keys().filter(are_tall).count(), 1);
+    let has_80_keys = |text: &str| text.contains("kBlockM = 256;") && text.contains("kBlockN = 80;");
+    let of_few_columns = with_switches(&[40], &[(Causal::None, false)]).filter(|p| p.pass == Pass::Forward);
+    kernels.extend(alternatives_of(of_few_columns, 1).into_iter().filter(|(text, _)| has_80_keys(text)));
+    assert!(kernels.keys().any(|text| has_80_keys(text)));
     all_compile(&kernels, nvrtc, Arch::Sm(9, 0));
 }
 
