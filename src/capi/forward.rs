@@ -49,8 +49,8 @@ pub unsafe extern "C" fn flashtune_forward_supported(
 /// device.
 ///
 /// The workspace holds partial results over parts of the keys, V transposed, and K and V of 8 bits
-/// widened to 16. The size is 0 on a CPU context. On a CUDA context it can be above 0 only in these
-/// cases:
+/// and int4 widened to 16. The size is 0 on a CPU context. On a CUDA context it can be above 0 only
+/// in these cases:
 ///
 /// - Few queries: seqlen_q * num_heads_q / num_heads_kv is at most 96, or at most 192 with seqlen_q
 ///   up to 19. In addition, seqlen_k is at least 128, or batch_invariant is 1.
@@ -63,13 +63,13 @@ pub unsafe extern "C" fn flashtune_forward_supported(
 /// - q, k and v in e4m3 with a head dim above 64, seqlen_q at least 128 and seqlen_k at least 256,
 ///   of sequences of one length without pages and a block mask. The size grows by at most
 ///   batch_size * (seqlen_k + 256) * num_heads_kv * head_dim_v + 12 bytes.
-/// - k and v of 8 bits beside a q of 16 bits, on a GPU of compute capability 9.0. Head dims are
-///   multiples of 16 up to 256, seqlen_q * num_heads_q / num_heads_kv is at least 256 and seqlen_k
-///   at least 64. There is no block mask, and batch_invariant is 0. If keys_per_descale is not 0,
-///   dtype is bf16. Let n be batch_size * num_heads_kv times seqlen_k rounded up to 16. The
-///   copies take n * 2 * (head_dim + head_dim_v) bytes, the lengths batch_size * 4, and the factors
-///   n * 4 + 1024 more if keys_per_descale is not 0. The size grows by these and at most 255, or by
-///   nothing if they are more than 1200 MiB.
+/// - k and v of 8 bits or int4 beside a q of 16 bits, on a GPU of compute capability 9.0. Head dims
+///   are multiples of 16 up to 256, seqlen_q * num_heads_q / num_heads_kv is at least 256 and
+///   seqlen_k at least 64. There is no block mask, and batch_invariant is 0. With int4, or if
+///   keys_per_descale is not 0, dtype is bf16. Let n be batch_size * num_heads_kv times seqlen_k
+///   rounded up to 16. The copies take n * 2 * (head_dim + head_dim_v) bytes, the lengths
+///   batch_size * 4, and the factors n * 4 + 1024 more if keys_per_descale is not 0. The size grows
+///   by these and at most 255, or by nothing if they are more than 1200 MiB.
 ///
 /// Data pointers may be NULL. May be called from any thread, also during stream capture.
 ///

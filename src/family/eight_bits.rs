@@ -10,11 +10,15 @@ use crate::problem::{Layout, Problem};
 const MOST_FOUR_BIT_COLUMNS: i64 = 256;
 
 /// The families that do a problem with 8 bits or int4, where these are others than with 16 bits: q
-/// of 8 bits has a family of its own, int4 has `decode`, and no family has scales in the walk of
-/// `batch_invariant`.
+/// of 8 bits has a family of its own, int4 has `decode` and `sm90`, which widens it for prompts,
+/// and no family has scales in the walk of `batch_invariant`.
 pub fn own_families(problem: &Problem, device: &Device) -> Option<&'static [Family]> {
     if problem.features.four_bits.is_some() {
-        return Some(if four_bits_refusal(problem).is_none() { &[Family::Decode] } else { &[] });
+        return Some(match four_bits_refusal(problem) {
+            Some(_) => &[],
+            None if widens_four_bits(problem, device) => &[Family::Sm90, Family::Decode],
+            None => &[Family::Decode],
+        });
     }
     problem.features.eight_bits?;
     if problem.batch_invariant {
@@ -25,6 +29,13 @@ pub fn own_families(problem: &Problem, device: &Device) -> Option<&'static [Fami
     }
     let is_done = device.arch == Arch::Sm(9, 0) && sm90::fp8_refusal(problem).is_none();
     Some(if is_done { &[Family::Sm90Fp8] } else { &[] })
+}
+
+/// Whether `sm90` does a problem of int4. It widens K and V first, which pays where the decode
+/// kernel would read the keys many times: once for each 64 packed rows.
+fn widens_four_bits(problem: &Problem, device: &Device) -> bool {
+    let may_widen = device.arch == Arch::Sm(9, 0) && sm90::refusal(problem).is_none();
+    may_widen && problem.keeps_widened_kv_nearby()
 }
 
 /// Why no family takes a problem of int4 k and v, in one clause; None where `decode` does.

@@ -87,7 +87,7 @@ pub fn passed_over(problem: &Problem, device: &Device) -> Option<String> {
     }
 }
 
-/// Whether some family of a device may widen 8-bit K and V in the workspace.
+/// Whether some family of a device may widen 8-bit or int4 K and V in the workspace.
 pub fn may_widen_kv(device: &Device) -> bool {
     device.arch == Arch::Sm(9, 0)
 }

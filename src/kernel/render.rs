@@ -81,8 +81,12 @@ impl Renderer {
         let config = &spec.config(config);
         let knobs: Vec<&str> = config.knobs.keys().map(String::as_str).collect();
         let mut values = values(&spec.problem(problem), config, spec, arch)?;
+        // Rows of int4 hold their scales, and numbers that were widened have none.
         let has_key_scales = problem.features.has_key_scales();
-        values.insert("has_widened_key_scales".to_owned(), Value::Flag(spec.reads_widened && has_key_scales));
+        let has_tile_scales = problem.features.eight_bits.is_some() && !has_key_scales;
+        for (name, has) in [("has_widened_key_scales", has_key_scales), ("has_widened_tile_scales", has_tile_scales)] {
+            values.insert(name.to_owned(), Value::Flag(spec.reads_widened && has));
+        }
         self.fill(spec.template, &values, config.family, &knobs, arch, Some(&spec.problem(problem)))
     }
 

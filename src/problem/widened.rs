@@ -1,4 +1,5 @@
-//! Keys of 8 bits widened to 16 bits: where the workspace holds them, and the problem that remains.
+//! Keys of 8 bits and of int4 widened to 16 bits: where the workspace holds them, and the problem
+//! that remains.
 //!
 //! A kernel writes K and V in q's type, the rows of a sequence one after the other, whether they
 //! were packed end to end, in pages, or behind padding. The kernels that follow read rows of a
@@ -21,20 +22,21 @@ pub struct WidenedPlaces {
 }
 
 impl Problem {
-    /// Whether the workspace has room for K and V in 16 bits: those of 8 bits beside a 16-bit q, in
-    /// forward passes of many queries. A config widens them only where all problems that share its
-    /// record keep them, too (`keeps_widened_kv_nearby`).
+    /// Whether the workspace has room for K and V in 16 bits: those of 8 bits beside a 16-bit q and
+    /// those of int4, in forward passes of many queries. A config widens them only where all
+    /// problems that share its record keep them, too (`keeps_widened_kv_nearby`).
     pub fn keeps_widened_kv(&self) -> bool {
         let is_long = self.packed_rows() >= WIDENED_ROWS && self.seqlen_k >= WIDENED_KEYS;
         self.may_widen_kv() && is_long && self.widened_bytes() <= MOST_WIDENED_BYTES
     }
 
     /// Whether K and V of the class may be widened at all. A product of V and scales of keys needs
-    /// the range of bf16.
+    /// the range of bf16, and so does a number of int4.
     fn may_widen_kv(&self) -> bool {
-        let Features { eight_bits, block_mask, .. } = self.features;
-        let has_range = |keys_per_scale| keys_per_scale == 0 || self.dtype == Dtype::Bf16;
-        let is_served = eight_bits.is_some_and(|eight| !eight.queries && has_range(eight.keys_per_scale));
+        let Features { eight_bits, four_bits, block_mask, .. } = self.features;
+        let is_bf16 = self.dtype == Dtype::Bf16;
+        let of_eight = eight_bits.is_some_and(|eight| !eight.queries && (eight.keys_per_scale == 0 || is_bf16));
+        let is_served = of_eight || four_bits.is_some() && is_bf16;
         let fits_tma = [self.head_dim, self.head_dim_v].iter().all(|dim| dim % 16 == 0 && *dim <= 256);
         self.pass == Pass::Forward && is_served && block_mask.is_none() && !self.batch_invariant && fits_tma
     }
@@ -59,7 +61,8 @@ impl Problem {
     /// The problem of the kernel that reads the widened K and V.
     pub fn widened(&self) -> Problem {
         let varlen = self.features.varlen.map(|varlen| Varlen { total_k: None, ..varlen });
-        let features = Features { eight_bits: None, paged: None, key_starts: false, varlen, ..self.features };
+        let features =
+            Features { eight_bits: None, four_bits: None, paged: None, key_starts: false, varlen, ..self.features };
         Problem { features, ..*self }
     }
 

@@ -14,7 +14,7 @@ use flashtune::family::{alternatives, heuristic, heuristics};
 use flashtune::kernel::compile::target;
 use flashtune::kernel::{render_pass, sass};
 use flashtune::plan::key::Class;
-use flashtune::problem::{Causal, Dtype, Eight, EightBits, Features, Layout, Pass, Problem, Varlen};
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Features, Four, Layout, Pass, Problem, Varlen};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -173,7 +173,7 @@ fn e4m3_may_read_v_transposed() {
 /// A kernel of its own widens keys in registers. The main kernel waits for it, and copies and
 /// multiplies as over keys of 16 bits. Factors of keys come by a bulk copy.
 #[test]
-fn keys_of_eight_bits_may_be_widened_before() {
+fn keys_of_eight_bits_and_int4_may_be_widened_before() {
     let Some(nvrtc) = nvrtc() else { return };
     let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
     let arch = Arch::Sm(9, 0);
@@ -190,10 +190,13 @@ fn keys_of_eight_bits_may_be_widened_before() {
         (Eight::E5m2, 64, 128, Some(1)),
         (Eight::E4m3, 256, 0, None),
     ];
-    problems.map(of).par_iter().for_each(|problem| {
+    let prompt = of(problems[1]);
+    let of_int4 = Features { eight_bits: None, four_bits: Some(Four::Int4g32), ..prompt.features };
+    let prompts: Vec<Problem> = problems.into_iter().map(of).chain([Problem { features: of_int4, ..prompt }]).collect();
+    prompts.par_iter().for_each(|problem| {
         let config = heuristic(problem, &Device::typical(arch).unwrap());
         assert_eq!(config.get("widens"), Some(1), "{problem:?}");
-        let has_factors = problem.features.eight_bits.unwrap().keys_per_scale != 0;
+        let has_factors = problem.features.has_key_scales();
         let kernel = Kernel::new(nvrtc, &nvdisasm, problem, &config, arch);
         kernel.demand(true, &["HGMMA"], &["F32", "BF16"]);
         kernel.demand(true, &["UTMALDG"], &[if problem.features.varlen.is_some() { "5D" } else { "4D" }]);

@@ -145,6 +145,10 @@ fn sm_90_kernels_of_e4m3_are_right() {
 #[test]
 fn sm_90_kernels_of_keys_that_are_widened_before_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "2"], "tiny::gpu_is_right_on_tiny_problems_whose_keys_are_widened_before");
+    is_right(
+        &["--arch", "sm_90", "--sms", "2"],
+        "tiny::gpu_is_right_on_tiny_prompts_whose_int4_keys_are_widened_before",
+    );
 }
 
 #[test]

@@ -9,6 +9,8 @@
 //! comes too early. It also overlooks a missing barrier where the random order of warps, or another
 //! barrier, happens to order the accesses.
 
+mod narrow_keys;
+
 use crate::emulated::{Emulated, shown};
 use crate::source_tree::root;
 use std::collections::BTreeSet;
@@ -440,29 +442,6 @@ const FAULTS_OF_WEIGHTS_AHEAD: [Fault; 3] = [
     },
 ];
 
-/// Keys of 8 bits with scales of their own, which a kernel widens.
-const WIDENED: &str = "dtype=bf16 batch=1 heads_q=2 heads_kv=1 seqlen_q=200 seqlen_k=1100 head_dim=64 head_dim_v=64 \
-     causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 kv_dtype=e4m3 keys_per_scale=1";
-
-/// Faults between the widening kernel and sm90's.
-const FAULTS_OF_WIDENED_KEYS: [Fault; 2] = [
-    Fault {
-        arch: "sm_90",
-        file: "sm90_forward.cu.tera",
-        from: "if constexpr (kReadsWidened && kDecodeRows == 0) wait_for_previous_kernel();",
-        to: "",
-        report: "no thread has waited for the kernel before",
-    },
-    // Consumers read the factors of another block.
-    Fault {
-        arch: "sm_90",
-        file: "sm90/forward/load.cuh",
-        from: "factors + block * kBlockN",
-        to: "factors",
-        report: "the reference",
-    },
-];
-
 /// Three tiles of keys in one CTA, the last of which has no keys for the second consumer. The last
 /// block has more rows than a narrower one.
 const ENDS: &str = "dtype=bf16 batch=1 heads_q=2 heads_kv=2 seqlen_q=170 seqlen_k=296 head_dim=128 head_dim_v=128 \
@@ -539,12 +518,6 @@ fn planted_faults_of_decoded_segments_are_reported() {
 fn planted_faults_of_weights_ahead_are_reported() {
     // Each CTA has an SM, so the launch takes that kernel.
     are_reported_with("8", &FAULTS_OF_WEIGHTS_AHEAD, ONE_PROBLEM, Some(DECODED_SEGMENTS));
-}
-
-#[test]
-fn planted_faults_of_widened_keys_are_reported() {
-    const TEST: &str = "tiny::gpu_is_right_on_tiny_problems_whose_keys_are_widened_before";
-    are_reported(&FAULTS_OF_WIDENED_KEYS, TEST, Some(WIDENED));
 }
 
 #[test]

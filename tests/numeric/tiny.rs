@@ -175,10 +175,20 @@ fn gpu_is_right_on_tiny_problems_whose_v_is_transposed_before() {
 /// converts.
 #[test]
 fn gpu_is_right_on_tiny_problems_whose_keys_are_widened_before() {
+    forward_of_widened_keys(&shapes::tiny_widened_keys());
+}
+
+/// Both groups, and each way in which keys lie.
+#[test]
+fn gpu_is_right_on_tiny_prompts_whose_int4_keys_are_widened_before() {
+    forward_of_widened_keys(&shapes::tiny_widened_four_bits());
+}
+
+fn forward_of_widened_keys(cases: &[Case]) {
     let Some(subject) = Subject::gpu() else { return };
     let device = subject.backend.device();
     let mut split_seen = false;
-    for case in &shapes::tiny_widened_keys() {
+    for case in cases {
         let problem = case.problem(Pass::Forward);
         let widening = subject.heuristic(case, Pass::Forward).with("widens", 1);
         let fits = |config: &Config| family::check(&problem, config, device).is_ok();

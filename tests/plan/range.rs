@@ -12,7 +12,7 @@ use flashtune::plan::{
     Covering, EngineOptions, Known, Optional, Range, Sizes, choices, covering, predicted_us, shipped,
 };
 use flashtune::problem::features::bits;
-use flashtune::problem::{Causal, Dtype, Eight, EightBits, Features, Pass, Problem, Varlen, Window};
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Features, Four, Pass, Problem, Varlen, Window};
 use std::sync::Arc;
 
 /// q, k and v in e4m3, whose V may be transposed in the workspace.
@@ -238,6 +238,8 @@ fn the_largest_workspace_is_enough_for_every_problem_inside() {
     let e4m3 = Problem { features: E4M3, seqlen_q: 3000, seqlen_k: 5000, ..dense };
     let eight_bits = Some(EightBits { queries: false, ..E4M3.eight_bits.unwrap() });
     let widened = Problem { features: Features { eight_bits, ..Features::NONE }, ..e4m3 };
+    let four_bits = Some(Four::Int4g32);
+    let int4 = Problem { features: Features { four_bits, ..Features::NONE }, ..widened };
     let few_heads = Problem { num_heads_q: 2, num_heads_kv: 1, ..e4m3 };
     let backward = Problem { pass: Pass::Backward, seqlen_q: 700, seqlen_k: 5000, ..dense };
     let single = Problem { num_heads_q: 1, num_heads_kv: 1, ..dense };
@@ -249,6 +251,7 @@ fn the_largest_workspace_is_enough_for_every_problem_inside() {
         (e4m3, Sizes::ONE),
         (few_heads, Sizes::ONE),
         (widened, Sizes::ONE),
+        (int4, Sizes::ONE),
         (Problem { batch_size: 400, seqlen_k: 70_000, ..widened }, Sizes { batch_size: 2, ..Sizes::ONE }),
         (backward, Sizes::ONE),
         (Problem { deterministic: true, ..backward }, Sizes { seqlen_k: 129, ..Sizes::ONE }),

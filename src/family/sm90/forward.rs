@@ -94,8 +94,8 @@ impl Space for ForwardKnobs {
         },
         Constraint {
             name: "widens",
-            reason: "a kernel of its own widens 8-bit K and V where the workspace has room for them, also for other problems that share a record",
-            holds: |p, k, _| k.widens == 0 || p.keeps_widened_kv_nearby(),
+            reason: "a kernel of its own widens 8-bit and int4 K and V where the workspace has room for them, also for other problems that share a record; no kernel of this family reads int4",
+            holds: |p, k, _| if k.widens == 1 { p.keeps_widened_kv_nearby() } else { p.features.four_bits.is_none() },
         },
         mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
         shared_memory(),
@@ -120,6 +120,7 @@ impl Space for ForwardKnobs {
             "decode_rows" => only(knob, decode_rows(problem)),
             "decode_splits" => only(knob, decode_splits(problem)),
             "widens" if !problem.keeps_widened_kv_nearby() => only(knob, 0),
+            "widens" if problem.features.four_bits.is_some() => only(knob, 1),
             _ => knob.values,
         }
     }

@@ -40,7 +40,7 @@ knobs! {
         group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
         num_splits or 1: "splits of a tile's keys, each for its own CTA" in SPLITS,
         decode_rows or 0: "packed query rows of the sequences of a varlen batch that a decode kernel takes at most, 0: none" in [0, 16, 32, 64],
-        widens or 0: "1: a widening kernel first copies 8-bit K and V to the workspace in q's type" in [0, 1],
+        widens or 0: "1: a widening kernel first copies 8-bit or int4 K and V to the workspace in q's type" in [0, 1],
         decode_splits or 0: "1: the decode kernel of decode_rows may split keys, where num_splits is 1; 0: it does not" in [0, 1],
     }
 }
@@ -91,10 +91,10 @@ impl ForwardKnobs {
     /// Bytes of the fp32 scales of K and V: for each tile slot, or for each slot of K.
     fn scale_bytes(&self, problem: &Problem) -> u32 {
         if self.widens == 1 {
-            return if self.has_widened_key_scales(problem) {
-                self.k_stages * self.block_n * 4
-            } else {
-                TILE_SLOTS * 8
+            return match problem.features.eight_bits {
+                None => 0,
+                Some(_) if self.has_widened_key_scales(problem) => self.k_stages * self.block_n * 4,
+                Some(_) => TILE_SLOTS * 8,
             };
         }
         let places = match problem.features.eight_bits.map(|eight| eight.keys_per_scale) {

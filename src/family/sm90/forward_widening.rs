@@ -1,5 +1,5 @@
-//! Configs whose widening kernel copies 8-bit K and V in 16 bits before sm90's forward kernel, and
-//! whether they are expected to be faster than a conversion in that kernel.
+//! Configs whose widening kernel copies 8-bit or int4 K and V in 16 bits before sm90's forward
+//! kernel, and whether they are expected to be faster than a conversion in that kernel.
 
 use super::forward_alternatives;
 use super::forward_geometry::ForwardKnobs;
@@ -15,8 +15,12 @@ use crate::problem::Problem;
 /// What a config must be expected to gain over one that is preferred to it.
 const GAIN: f64 = 0.03;
 
-/// The config to begin with.
+/// The config to begin with. No kernel of the family converts int4.
 pub fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
+    if problem.features.four_bits.is_some() {
+        let config = widening(problem, device)?;
+        return Some(of_long_keys(&config, problem, device).unwrap_or(config));
+    }
     let reading = reading_keys(problem, device)?;
     let widening = widening(problem, device).filter(|config| gains(config, &reading, problem, device));
     Some(widening.map_or(reading, |config| of_long_keys(&config, problem, device).unwrap_or(config)))
@@ -39,7 +43,7 @@ fn of_long_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Op
     Some(tile).filter(|tile| is_served && tile.fits(problem, device))
 }
 
-/// The config that widens 8-bit K and V first: the heuristic's for the 16-bit problem
+/// The config that widens 8-bit or int4 K and V first: the heuristic's for the 16-bit problem
 /// or, of its alternatives, the one that is expected to be fastest. None where the workspace has no
 /// room for them.
 pub fn widening(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {

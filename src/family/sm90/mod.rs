@@ -53,11 +53,11 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
 
 /// Whether a mixed batch is for this family and the decode kernel of its short sequences, though
 /// its chunks have few enough queries for the decode family. There a token's tile has as many rows
-/// as a chunk's. A GQA group is packed there, and has a tile for each head here. Over 8-bit keys
-/// this was not timed.
+/// as a chunk's. A GQA group is packed there, and has a tile for each head here. Over 8-bit
+/// keys this was not timed.
 pub fn serves_small_chunks(problem: &Problem) -> bool {
     let has_chunks = problem.short_rows().is_some_and(|rows| problem.packed_rows() > rows);
-    let has_16_bits = problem.features.eight_bits.is_none();
+    let has_16_bits = problem.key_format() == 0;
     problem.mixes_lengths() && has_16_bits && problem.group_size() == 1 && has_chunks
 }
 

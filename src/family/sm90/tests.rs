@@ -8,7 +8,9 @@ use crate::device::{Arch, Device};
 use crate::family::knob::Knobs as _;
 use crate::family::space::Space as _;
 use crate::family::{check, families, heuristic, heuristics, work};
-use crate::problem::{BlockMask, Causal, Dtype, Eight, EightBits, Features, Layout, Pass, Problem, Varlen, Window};
+use crate::problem::{
+    BlockMask, Causal, Dtype, Eight, EightBits, Features, Four, Layout, Pass, Problem, Varlen, Window,
+};
 
 pub fn h200() -> Device {
     Device::typical(Arch::Sm(9, 0)).unwrap()
@@ -208,6 +210,40 @@ fn keys_of_8_bits_are_widened_before_where_that_was_faster() {
         });
         assert_eq!(widens, expected, "{head_dim} {num_heads_kv} {sizes:?}");
     }
+}
+
+#[test]
+fn prompts_over_int4_are_widened_before_and_the_decode_family_is_their_second() {
+    let of = |sizes: [i64; 3], features: Features| {
+        let four_bits = Some(Four::Int4g32);
+        Problem { features: Features { eight_bits: None, four_bits, ..features }, ..prompt(0, 128, sizes) }
+    };
+    let (long, varlen) = ([1, 2048, 16_384], Some(Varlen::default()));
+    let pages = Features { varlen, paged: Some(16), ..Features::NONE };
+    for (own, templates) in [
+        (of(long, Features::NONE), &["sm90_widen_kv", "sm90_forward"][..]),
+        (of([4, 512, 16_384], pages), &["sm90_widen_kv", "decode", "sm90_forward", "combine"]),
+    ] {
+        assert_eq!(families(&own, &h200()), [Family::Sm90, Family::Decode]);
+        let knobs = ForwardKnobs::of(&heuristic(&own, &h200())).unwrap();
+        assert_eq!((knobs.widens, check(&own, &knobs.to_config(), &h200())), (1, Ok(())));
+        let kernels = knobs.kernels(&own);
+        assert_eq!(kernels.iter().map(|spec| spec.template).collect::<Vec<_>>(), templates);
+        assert_eq!(knobs.smem_bytes(&own), ForwardKnobs { widens: 0, ..knobs }.smem_bytes(&own.widened()));
+        let reading = ForwardKnobs { widens: 0, ..knobs }.to_config();
+        assert_eq!(broken(&own, &reading).unwrap(), "widens", "no kernel of the family reads int4");
+    }
+    let plain = of(long, Features::NONE);
+    for own in [
+        of([1, 1, 16_384], Features::NONE),
+        of([4, 64, 16_384], pages),
+        of([64, 2048, 16_384], Features::NONE),
+        Problem { dtype: Dtype::Fp16, ..plain },
+        Problem { features: Features { mask: true, ..plain.features }, layout: Layout::Vec4, ..plain },
+    ] {
+        assert_eq!(families(&own, &h200()), [Family::Decode], "{own:?}");
+    }
+    assert_eq!(families(&plain, &Device::typical(Arch::Sm(8, 0)).unwrap()), [Family::Decode]);
 }
 
 #[test]

@@ -202,10 +202,10 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
     let tile =
         ForwardTile { block_m, block_n, num_splits, ctas_per_sm, has_one_q_slot, stores_apart, has_one_v_slot, costs };
     let work = of_forward(&tile, problem, device)?;
-    Some(match problem.features.eight_bits {
-        None => work,
-        Some(_) if knobs.widens == 1 => with_widened_kv(work, problem),
-        Some(_) => converting(work, problem),
+    Some(match problem.key_format() {
+        0 => work,
+        _ if knobs.widens == 1 => with_widened_kv(work, problem),
+        _ => converting(work, problem),
     })
 }
 
@@ -220,13 +220,13 @@ fn converting(work: Work, problem: &Problem) -> Work {
     with_cycles(work, share)
 }
 
-/// The work where a widening kernel copies 8-bit K and V first.
+/// The work where a widening kernel copies 8-bit or int4 K and V first.
 fn with_widened_kv(work: Work, problem: &Problem) -> Work {
-    let numbers =
-        problem.batch_size * problem.num_heads_kv * problem.seqlen_k * (problem.head_dim + problem.head_dim_v);
+    let keys = problem.batch_size * problem.num_heads_kv * problem.seqlen_k;
+    let bytes = keys * (problem.bytes_of_key() + 2 * (problem.head_dim + problem.head_dim_v));
     let work = if problem.features.has_key_scales() { with_cycles(work, WIDENED_KEY_SCALES) } else { work };
-    // Once read in 8 bits, and once written in 16.
-    Work { bytes_beside: work.bytes_beside + 3.0 * numbers as f64, launch_us: work.launch_us + WIDEN_LAUNCH_US, ..work }
+    // Once read as they are, and once written in 16 bits.
+    Work { bytes_beside: work.bytes_beside + bytes as f64, launch_us: work.launch_us + WIDEN_LAUNCH_US, ..work }
 }
 
 fn with_cycles(work: Work, share: f64) -> Work {

@@ -29,7 +29,7 @@ struct TileLoader {
         if constexpr (kHasKeyFactors) {
             load_blocks(tile, feed, factors_of_keys(params, Sequence(params, tile.batch), head_kv));
         } else {
-            if constexpr (kReadsWidened) {
+            if constexpr (kHasTileFactors) {
                 if (tile.blocks > 0) put_tile_scales(shared.tile_scales(nth), params, Sequence(params, tile.batch), head_kv);
             }
             load_blocks(tile, feed);

@@ -37,7 +37,7 @@ constexpr int kKeyArrivals = kPagesByThreads ? 128 : kConverts ? kConverterWarps
 
 // The scales of 8-bit keys (scales.cuh). Those of a whole sequence lie beside the tile's slot, and
 // others beside the slot of K: of all of the block's keys, or of the block.
-constexpr bool kHasTileScales = (kConverts && kKeysPerScale == 0) || (kReadsWidened && !kHasKeyFactors);
+constexpr bool kHasTileScales = (kConverts && kKeysPerScale == 0) || kHasTileFactors;
 constexpr bool kHasSlotScales = kConverts && kKeysPerScale != 0;
 // Scales of single keys lie in the order in which the lanes of a quad hold keys: each lane has a
 // row of its own. Rows are four apart modulo the banks. Behind the scales of K and V lie the

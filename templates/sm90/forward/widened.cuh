@@ -13,14 +13,15 @@
 #include "sm90/forward/multiply.cuh"
 #include "sm90/forward/widened_load.cuh"
 
-// One scale of K for all keys of a tile. Over keys of 16 bits nothing is scaled.
+// One scale of K for all keys of a tile. Over keys of 16 bits nothing is scaled, nor over those
+// that were int4.
 struct TileFactor {
     float k;
 
     __device__ __forceinline__ void read(uint32, int) {}
     // Takes a tile's scale to the scores of the tile's first block, or to the softmax's factor.
     __device__ __forceinline__ void begin_tile(Scores& s, float& scale_log2, uint32 of_tile, const KernelParams& params) {
-        if constexpr (!kReadsWidened) return;
+        if constexpr (!kHasTileFactors) return;
         k = load_float(of_tile);
         if constexpr (kModifiesScores) multiply(s);
         else scale_log2 = fabsf(params.softmax_scale_log2) * k;
@@ -28,7 +29,7 @@ struct TileFactor {
     // Multiplies scores of a later block by the scale, where that is no factor of the softmax.
     template <bool kIsMasked>
     __device__ __forceinline__ void scale_scores(Scores& s) const {
-        if constexpr (kReadsWidened && kModifiesScores) multiply(s);
+        if constexpr (kHasTileFactors && kModifiesScores) multiply(s);
     }
     // weigh of multiply.cuh.
     template <bool kIsMasked, class Scale>

@@ -2,7 +2,7 @@
 //! kind of scales, at each width of a head, over rows and pages, with few features and with many.
 
 use super::*;
-use flashtune::problem::{Eight, EightBits};
+use flashtune::problem::{Eight, EightBits, Four};
 
 /// Consumers beside a producer that takes more registers than one that copies. They keep numbers on
 /// the stack that a tile's ends and rows of a stale maximum read. Between two blocks without a mask
@@ -69,17 +69,36 @@ fn of_sm90(problem: &Problem, device: &Device) -> Config {
     config.unwrap_or_else(|| panic!("sm90 does not serve {problem:?}"))
 }
 
+/// Prompts over int4, which sm90 widens in any case.
+fn prompts_of_int4() -> impl Iterator<Item = Problem> {
+    let varlen = Some(Varlen::default());
+    let forms = [
+        (Four::Int4g32, (128, 128), Features::NONE),
+        (Four::Int4g64, (256, 256), Features { varlen, paged: Some(16), ..Features::NONE }),
+        (Four::Int4g32, (96, 64), Features { softcap: true, sinks: true, ..Features::NONE }),
+        (Four::Int4g64, (64, 64), Features { varlen, ..Features::NONE }),
+        (Four::Int4g32, (160, 32), Features { paged: Some(12), ..Features::NONE }),
+    ];
+    forms.into_iter().map(|(four, dims, features)| Problem {
+        causal: Causal::BottomRight,
+        features: Features { four_bits: Some(four), ..features },
+        ..problem(Pass::Forward, Dtype::Bf16, dims, Layout::Vec8)
+    })
+}
+
 /// The config with which a kernel before widens the keys of fewer sequences, if it may.
 fn widened(problem: Problem, device: &Device) -> Option<(Problem, Config)> {
-    let eight_bits = problem.features.eight_bits;
+    let Features { eight_bits, four_bits, .. } = problem.features;
     let fewer = Problem { batch_size: 2, num_heads_q: 8, num_heads_kv: 2, seqlen_q: MANY, seqlen_k: MANY, ..problem };
-    let plain = Problem { features: Features { eight_bits: None, paged: None, ..fewer.features }, ..fewer };
+    let plain =
+        Problem { features: Features { eight_bits: None, four_bits: None, paged: None, ..fewer.features }, ..fewer };
     let own = [("decode_rows", 0), ("decode_splits", 0), ("widens", 1)];
     let config = own.into_iter().fold(heuristic(&plain, device), |config, (knob, value)| config.with(knob, value));
     let fits = |config: &Config| check(&fewer, config, device).is_ok();
     let slots = [("k_stages", 2), ("v_stages", 2), ("block_n", 64), ("tma_store", 0)];
     let smaller = slots.into_iter().fold(config.clone(), |config, (knob, value)| config.with(knob, value));
-    eight_bits.and([config, smaller].into_iter().find(fits)).map(|config| (fewer, config))
+    let has_bits = eight_bits.is_some() || four_bits.is_some();
+    [config, smaller].into_iter().find(fits).filter(|_| has_bits).map(|config| (fewer, config))
 }
 
 #[test]
@@ -89,8 +108,11 @@ fn kernels_that_widen_keys_compile() {
     let device = typical(arch);
     let dims = [(64, 64), (128, 128), (128, 128), (256, 256), (80, 80), (192, 128), (16, 160)];
     let mixed = dims.into_iter().flat_map(|dims| [dims; 2]).enumerate().map(|(index, dims)| converted(index, dims));
-    let chosen: Vec<_> = mixed.chain(commonest()).filter_map(|problem| widened(problem, &device)).collect();
-    assert!(chosen.len() > 15, "{}", chosen.len());
+    let of_int4: Vec<_> = prompts_of_int4().filter_map(|problem| widened(problem, &device)).collect();
+    assert_eq!(of_int4.len(), prompts_of_int4().count());
+    let of_eight = mixed.chain(commonest()).filter_map(|problem| widened(problem, &device));
+    let chosen: Vec<_> = of_eight.chain(of_int4).collect();
+    assert!(chosen.len() > 20, "{}", chosen.len());
     let of = |(problem, config): (Problem, Config)| {
         let may_spill = may_spill(WIDENED, arch, &problem);
         Kernel::of(&problem, &config, &device, may_spill).into_iter()

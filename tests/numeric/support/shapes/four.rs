@@ -71,6 +71,37 @@ pub fn random_four_bits(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64
     unless_one_is_given((seed..seed + count).map(of).collect())
 }
 
+/// Prompts for the emulator, whose keys a kernel may widen: both groups, each way in which keys
+/// lie, a batch with single tokens, and keys enough for splits.
+pub fn tiny_widened_four_bits() -> Vec<Case> {
+    use Causal::{BottomRight, None as Full, TopLeft};
+    use Four::{Int4g32, Int4g64};
+    let window = Window { left: Some(90), ..Window::default() };
+    let of = |four, head_dim, causal, extras| Case {
+        batch_size: 2,
+        num_heads_q: 4,
+        num_heads_kv: 1,
+        seqlen_k: 230,
+        causal,
+        seed: 17,
+        extras: Extras { four: Some(four), ..extras },
+        ..Case::plain(Dtype::Bf16, 130, head_dim)
+    };
+    let none = Extras::default();
+    let paged = |page_size, extras| Extras { page_size: Some(page_size), seqused: OF_KEYS, ..extras };
+    let of_queries = Extras { cu_seqlens: Sides { q: true, k: false }, ..none };
+    unless_one_is_given(vec![
+        of(Int4g32, 128, BottomRight, none),
+        of(Int4g64, 256, Full, paged(16, none)),
+        Case { head_dim_v: 64, ..of(Int4g32, 96, TopLeft, paged(3, Extras { softcap: 9.0, ..none })) },
+        of(Int4g64, 64, BottomRight, Extras { cu_seqlens: Sides::BOTH, window, ..none }),
+        Case { batch_size: 6, num_heads_q: 8, num_heads_kv: 2, ..of(Int4g32, 128, BottomRight, paged(16, of_queries)) },
+        of(Int4g32, 32, Full, Extras { key_starts: true, seqused: OF_KEYS, sinks: true, ..none }),
+        Case { softmax_scale: -0.1, strides: Strides::Bhsd, ..of(Int4g64, 192, BottomRight, none) },
+        Case { batch_size: 1, seqlen_k: 1100, ..of(Int4g32, 64, BottomRight, none) },
+    ])
+}
+
 /// Problems for the emulator: both groups and dtypes, rows and pages that TMA copies and that
 /// threads copy, one and several groups of a row, and more rows than a tile has.
 pub fn tiny_four_bits() -> Vec<Case> {

@@ -1,0 +1,59 @@
+//! Planted faults of kernels over 8 bits and int4: between the widening kernel and sm90's.
+
+use super::{Fault, are_reported};
+
+/// Keys of 8 bits with scales of their own, which a kernel widens.
+const WIDENED: &str = "dtype=bf16 batch=1 heads_q=2 heads_kv=1 seqlen_q=200 seqlen_k=1100 head_dim=64 head_dim_v=64 \
+     causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 kv_dtype=e4m3 keys_per_scale=1";
+
+/// Faults between the widening kernel and sm90's.
+const FAULTS_OF_WIDENED_KEYS: [Fault; 2] = [
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward.cu.tera",
+        from: "if constexpr (kReadsWidened && kDecodeRows == 0) wait_for_previous_kernel();",
+        to: "",
+        report: "no thread has waited for the kernel before",
+    },
+    // Consumers read the factors of another block.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/load.cuh",
+        from: "factors + block * kBlockN",
+        to: "factors",
+        report: "the reference",
+    },
+];
+
+/// The same of int4, whose groups of columns have scales of their own.
+const WIDENED_INT4: &str = "dtype=bf16 batch=1 heads_q=4 heads_kv=1 seqlen_q=130 seqlen_k=1100 head_dim=64 \
+     head_dim_v=64 causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=17 kv_dtype=int4g32";
+const FAULTS_OF_WIDENED_INT4: [Fault; 2] = [
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward.cu.tera",
+        from: "if constexpr (kReadsWidened && kDecodeRows == 0) wait_for_previous_kernel();",
+        to: "",
+        report: "no thread has waited for the kernel before",
+    },
+    // All columns have the first group's scale and zero.
+    Fault {
+        arch: "sm_90",
+        file: "sm90_widen_kv.cu.tera",
+        from: "row + kCols / 4 + chunk * 8 / kGroup * 2",
+        to: "row + kCols / 4",
+        report: "the reference",
+    },
+];
+
+#[test]
+fn planted_faults_of_widened_keys_are_reported() {
+    const TEST: &str = "tiny::gpu_is_right_on_tiny_problems_whose_keys_are_widened_before";
+    are_reported(&FAULTS_OF_WIDENED_KEYS, TEST, Some(WIDENED));
+}
+
+#[test]
+fn planted_faults_of_widened_int4_are_reported() {
+    const TEST: &str = "tiny::gpu_is_right_on_tiny_prompts_whose_int4_keys_are_widened_before";
+    are_reported(&FAULTS_OF_WIDENED_INT4, TEST, Some(WIDENED_INT4));
+}
