@@ -138,8 +138,8 @@ impl Executable {
             };
             let enqueued = match spec.arguments {
                 Arguments::Params => kernel.enqueue(&current, grid, stream, follows, &mut [pointer(params)]),
-                Arguments::ParamsKeyMaps { box_rows } => {
-                    let KeyMaps { k, v } = KeyMaps::encode(current.driver(), call, box_rows)?;
+                Arguments::ParamsKeyMaps { box_rows, heads } => {
+                    let KeyMaps { k, v } = KeyMaps::encode(current.driver(), call, box_rows, heads)?;
                     let mut arguments = [pointer(params), pointer(&k), pointer(&v)];
                     kernel.enqueue(&current, grid, stream, follows, &mut arguments)
                 }

@@ -37,9 +37,9 @@ pub struct KeyMaps {
 }
 
 impl KeyMaps {
-    /// Boxes of so many keys.
-    pub fn encode(driver: &Driver, call: &Call, box_rows: u32) -> Result<KeyMaps> {
-        let [k, v] = key_tensors(&call.in_units(), box_rows)?;
+    /// Boxes of so many keys. The rows of so many heads are one row.
+    pub fn encode(driver: &Driver, call: &Call, box_rows: u32, heads: u32) -> Result<KeyMaps> {
+        let [k, v] = key_tensors(&call.in_units(), box_rows)?.map(|tensor| with_heads_in_rows(tensor, heads));
         Ok(KeyMaps { k: TensorMap::encode(driver, &k)?, v: TensorMap::encode(driver, &v)? })
     }
 }
@@ -133,6 +133,20 @@ fn key_tensors(call: &Call, box_rows: u32) -> Result<[Tensor; 2]> {
         }
     };
     Ok(tensors.map(|tensor| Tensor { fetch: Fetch::Bytes128, ..tensor }))
+}
+
+/// The tensor whose rows have the columns of `heads` heads, where these lie one after the other. A
+/// kernel does not use the map where they lie apart.
+fn with_heads_in_rows(tensor: Tensor, heads: u32) -> Tensor {
+    let Tensor { mut extents, mut strides, .. } = tensor;
+    // (dim, seqlen, head, batch), or (dim, row, back, end, head).
+    let dimension = if tensor.rank == MAX_RANK { 4 } else { 2 };
+    if heads > 1 {
+        extents[0] *= u64::from(heads);
+        extents[dimension] = extents[dimension].div_ceil(heads.into());
+        strides[dimension - 1] = 2 * extents[0];
+    }
+    Tensor { extents, strides, ..tensor }
 }
 
 fn element(p: &Problem) -> Result<Element> {
@@ -382,6 +396,24 @@ mod tests {
         (call.problem.seqlen_k, call.k.stride_seqlen, call.k.stride_batch) = (1, 7, 2000);
         let [_, k, ..] = tensors(&call, &BOXES).unwrap();
         assert_eq!((k.strides[0], k.extents[3], rows_between(&call)[1]), (4000, 4, 1));
+    }
+
+    /// Four heads in groups of two, and five of which the last has no partner.
+    #[test]
+    fn heads_that_share_copies_are_one_row_of_the_map() {
+        let with_heads = |call: &Call| key_tensors(call, 32).unwrap().map(|tensor| with_heads_in_rows(tensor, 2));
+        for (num_heads_kv, groups) in [(4, 2), (5, 3)] {
+            let mut dense = call(3, num_heads_kv, 400);
+            let rows = |dim| TensorRef::packed(0x20000 as *mut c_void, 400, num_heads_kv, dim);
+            (dense.k, dense.v) = (rows(128), rows(40));
+            let [k, v] = with_heads(&dense);
+            let row_bytes = num_heads_kv as u64 * 256;
+            assert_eq!((&k.extents[..4], &k.strides[..2]), (&[256, 400, groups, 3][..], &[row_bytes, 512][..]));
+            assert_eq!((v.extents[0], v.strides[1], k.box_extents[..2] == [64, 32]), (80, 160, true));
+            dense.problem.features.varlen = Some(Varlen::default());
+            let [k, _] = with_heads(&dense);
+            assert_eq!((k.extents[0], k.extents[4], k.strides[0], k.strides[3]), (256, groups, row_bytes, 512));
+        }
     }
 
     #[test]

@@ -205,7 +205,7 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
         values.insert(name.to_owned(), Value::Integer(value));
     }
     let box_rows = match spec.arguments {
-        Arguments::ParamsKeyMaps { box_rows } => box_rows,
+        Arguments::ParamsKeyMaps { box_rows, .. } => box_rows,
         Arguments::ParamsMapsCounter { boxes, .. } => boxes.key_rows,
         Arguments::Params => 0,
     };

@@ -17,6 +17,7 @@ template <int kRows_, int kCols_>
 struct HeadsTile {
     using All = Tile<kRows_, kHeads * kCols_>;
     static constexpr int kRows = kRows_, kCols = kCols_;
+    static constexpr bool kMoves = true;
     static constexpr int kRowBytes = All::kRowBytes, kStride = All::kStride, kBytes = All::kBytes;
     static_assert(kCols % 8 == 0, "rows are whole chunks");
 

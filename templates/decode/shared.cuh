@@ -1,7 +1,8 @@
 // Shared memory of the decode kernel: where each buffer lies, its shape and its lifetime.
 //
 //   main loop   Q (kCtaRows, kHeadDim) in padded rows; each team's ring of kNumStages tiles of K
-//               and of V, in the layout of keys_cp_async.cuh, keys_tma.cuh or keys_heads.cuh
+//               and of V, in the layout of keys_cp_async.cuh, keys_tma.cuh, keys_heads.cuh or
+//               keys_heads_tma.cuh
 //               with kSharesScores each team's scores of a block in fp32 (shared_scores.cuh)
 //   epilogue    in their place, each team's O, references and sums in fp32 (merge.cuh)
 //   throughout  the barriers of TMA's copies, where nothing else ever lies

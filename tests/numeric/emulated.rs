@@ -92,6 +92,7 @@ fn decode_kernels_of_int4_are_right() {
     is_right(&["--arch", "sm_80"], "tiny::gpu_is_right_on_tiny_problems_of_int4");
     is_right(&["--arch", "sm_90"], "four_bits::gpu_is_right_with_rows_of_q_of_any_size_over_int4");
     is_right(&["--arch", "sm_80"], "tiny::gpu_is_right_on_tiny_problems_of_int4_whose_heads_share_copies");
+    is_right(&["--arch", "sm_90"], "tiny::gpu_is_right_on_tiny_problems_of_int4_whose_heads_share_copies");
 }
 
 #[test]

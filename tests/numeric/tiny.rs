@@ -95,15 +95,17 @@ fn forward_of_shared_heads(subject: &Subject, cases: &[Case]) -> usize {
     let mut served = 0;
     for case in cases {
         let (prepared, problem) = (Prepared::new(case), case.problem(Pass::Forward));
-        for (heads, splits) in [(2, 1), (2, 3), (4, 1), (8, 1), (8, 3)] {
+        let by_threads = [(2, 1, 32, 0), (2, 3, 32, 0), (4, 1, 32, 0), (8, 1, 32, 0), (8, 3, 32, 0)];
+        let by_tma = [(2, 1, 16, 1), (4, 3, 32, 1), (8, 1, 32, 1), (8, 3, 16, 1)];
+        for (heads, splits, block_n, tma) in by_threads.into_iter().chain(by_tma) {
             let knobs = [
                 ("heads", heads),
                 ("num_warps", 8),
                 ("warps_m", 1),
-                ("block_n", 32),
+                ("block_n", block_n),
                 ("num_stages", 2),
                 ("ctas_per_sm", 1),
-                ("tma", 0),
+                ("tma", tma),
                 ("num_splits", splits),
             ];
             let config = subject.heuristic(case, Pass::Forward);

@@ -45,9 +45,12 @@ impl DecodeKnobs {
 
     /// Bytes of one key block of a team's ring, K and V.
     fn stage_bytes(&self, problem: &Problem) -> u32 {
-        let tile = |dim: i64| match self.tma {
-            0 => tile_bytes(problem.dtype, self.block_n, i64::from(self.heads) * key_cols(problem, dim)),
-            _ => boxed_tile_bytes(self.block_n, key_cols(problem, dim)),
+        let tile = |dim: i64| {
+            let cols = i64::from(self.heads) * key_cols(problem, dim);
+            match self.tma {
+                0 => tile_bytes(problem.dtype, self.block_n, cols),
+                _ => boxed_tile_bytes(self.block_n, cols),
+            }
         };
         tile(problem.head_dim) + tile(self.cols(problem).into())
     }
@@ -64,8 +67,9 @@ impl DecodeKnobs {
         let rings = slots * self.stage_bytes(problem);
         // A team's scores of a block in fp32.
         let scores = if self.shares_scores(problem) { teams * self.block_m * self.block_n * 4 } else { 0 };
-        // A barrier for each slot lies behind all else.
-        let (alignment, barriers) = if self.tma == 0 { (0, 0) } else { (TMA_ALIGNMENT_BYTES, slots * 8) };
+        // A barrier for each slot lies behind all else, and two where several heads share copies.
+        let of_slot = if self.heads > 1 { 16 } else { 8 };
+        let (alignment, barriers) = if self.tma == 0 { (0, 0) } else { (TMA_ALIGNMENT_BYTES, slots * of_slot) };
         // The teams' O takes the place of the rings once these are read: a stride of 8 words past a
         // multiple of 32, and two more words a row.
         let rows = self.heads * self.block_m;
@@ -135,7 +139,8 @@ impl DecodeKnobs {
     pub fn may_share_heads(&self, problem: &Problem) -> bool {
         let is_served = self.transposes(problem) && problem.layout == Layout::Vec8;
         let has_all_rows = self.warps_m == 1 && self.warps_v == 1;
-        is_served && has_all_rows && self.tma == 0 && self.block_n == 32 && !problem.features.modifies_scores()
+        let has_lanes = self.block_n == 32 || self.tma != 0 && self.block_n < 32;
+        is_served && has_all_rows && has_lanes && !problem.features.modifies_scores()
     }
 
     pub fn takes_tma(&self, problem: &Problem, device: &Device) -> bool {
@@ -197,10 +202,18 @@ impl DecodeKnobs {
             0 => (self.block_n * chunks).div_ceil(32 * self.team()),
             _ => 4,
         };
-        let of_rows = if needs_more_addresses(problem) { 8 * tiles } else { 0 };
+        // A warp that loads several heads by TMA holds one page in eight blocks.
+        let holds_pages = needs_more_addresses(problem) && (self.heads == 1 || self.tma == 0);
+        let of_rows = if holds_pages { 8 * tiles } else { 0 };
         // Spare ones: with several heads ptxas packs a kernel of 120 registers into fewer.
         let others = if self.heads > 1 { 40 } else { 60 };
-        let of_scales = if is_four { 16 } else { self.registers_of_scales(problem) };
+        // The scales of a row's fourth group are live beside three others.
+        let has_four_groups = problem.features.four_bits.is_some_and(|four| problem.head_dim_v > 3 * four.group());
+        let of_scales = match is_four {
+            true if self.tma != 0 && self.heads > 1 && has_four_groups => 24,
+            true => 16,
+            false => self.registers_of_scales(problem),
+        };
         o + tiles * self.block_n / 4 + q + 2 * copies + of_rows + of_scales + others
     }
 }

@@ -10,36 +10,42 @@ use crate::problem::{MAX_SPLITS, Problem};
 
 /// The first of a list of tiles that passes every constraint, with the splits that fill the device.
 pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
-    let shared = of_shared_heads(problem).into_iter().find(|tile| tile.fits(problem, device));
-    shared.map_or_else(|| of_one_head(problem, device), |tile| with_splits(tile, problem, device))
+    let shared = of_shared_heads(problem, device).into_iter().map(|tile| with_splits(tile, problem, device));
+    let shared: Vec<DecodeKnobs> = shared.collect();
+    // Where one wave of a tile's CTAs fills the device without splits, nothing is combined.
+    let is_whole = |tile: &&DecodeKnobs| {
+        let places = f64::from(device.sm_count * tile.ctas_per_sm);
+        let is_one_wave = tile.num_splits == 1 && tile.unsplit_ctas(problem) <= places;
+        tile.tma == 1 && is_one_wave && tile.balance(problem, 1, device) >= FULL
+    };
+    let chosen = shared.iter().find(is_whole).or(shared.first());
+    chosen.copied().unwrap_or_else(|| of_one_head(problem, device))
 }
 
-/// Tiles of several heads, whose keys are copied together, for rows of int4 and of 8 bits. Rows of
-/// whole sectors and 128 bytes and more are as fast one by one
-/// (docs/tuning/eight-bits.md#several-heads).
-fn of_shared_heads(problem: &Problem) -> Vec<DecodeKnobs> {
+/// The balance from which on CTAs fill a device.
+const FULL: f64 = 0.9;
+
+/// Tiles of several heads, whose keys are copied together, for rows of int4 and of 8 bits
+/// (docs/tuning/eight-bits.md#several-heads). TMA copies whole lines of several heads' rows, if
+/// rows of one head are none. Where threads copy, rows of whole sectors and 128 bytes and more are
+/// as fast one by one.
+fn of_shared_heads(problem: &Problem, device: &Device) -> Vec<DecodeKnobs> {
     let dim = problem.head_dim.max(problem.head_dim_v);
-    let is_whole = |dim: i64| {
-        let row_bytes = 2 * key_cols(problem, dim);
-        row_bytes % SECTOR_BYTES == 0 && row_bytes >= 4 * SECTOR_BYTES
-    };
-    if is_whole(problem.head_dim) && is_whole(problem.head_dim_v) {
-        return Vec::new();
-    }
+    let row_bytes = [problem.head_dim, problem.head_dim_v].map(|dim| 2 * key_cols(problem, dim));
     let block_m = match problem.packed_rows() {
         ..=8 => 8,
         9..=16 if dim <= 128 => 16,
         _ => return Vec::new(),
     };
-    let config = |(heads, num_warps, num_stages, ctas_per_sm)| DecodeKnobs {
+    let config = |(heads, num_warps, block_n, num_stages, ctas_per_sm): (u32, u32, u32, u32, u32), tma| DecodeKnobs {
         block_m,
-        block_n: 32,
+        block_n,
         num_warps,
         warps_m: 1,
         warps_v: 1,
         num_stages,
         ctas_per_sm,
-        tma: 0,
+        tma,
         num_splits: 1,
         scoring_warps: 0,
         scoring_stages: 1,
@@ -47,20 +53,30 @@ fn of_shared_heads(problem: &Problem) -> Vec<DecodeKnobs> {
         heads,
         splittable: 0,
     };
-    // Several CTAs, where registers and shared memory hold them, wait less for their barriers. Two
-    // of eight warps are faster than three of four, and these than one CTA.
-    let flows = [
-        (8, 8, 2, 2),
-        (4, 8, 2, 2),
-        (4, 4, 2, 3),
-        (8, 8, 4, 1),
-        (8, 8, 3, 1),
-        (8, 8, 2, 1),
-        (4, 4, 4, 2),
-        (4, 4, 3, 2),
-        (4, 4, 2, 2),
+    let of_lines = |heads: i64| row_bytes.iter().all(|bytes| heads * bytes % LINE_BYTES == 0);
+    let is_whole = |bytes: &i64| bytes % SECTOR_BYTES == 0 && *bytes >= LINE_BYTES;
+    let by_tma = [(8, 8, 32, 2, 2), (8, 8, 32, 4, 1), (4, 8, 32, 4, 1), (4, 8, 16, 3, 1), (8, 8, 32, 2, 1)];
+    // One CTA is slow to begin and to end.
+    let keys = problem.batch_size * problem.num_heads_kv * problem.seqlen_k;
+    let is_long = keys * problem.bytes_of_key() >= LONG_SHARE * i64::from(device.sm_count);
+    let by_tma = by_tma.into_iter().filter(|(heads, .., ctas_per_sm)| {
+        !of_lines(1) && of_lines(i64::from(*heads)) && (is_long || *ctas_per_sm > 1)
+    });
+    // Two CTAs of eight warps are faster than three of four, and these than one CTA.
+    let by_threads = [
+        (8, 8, 32, 2, 2),
+        (4, 8, 32, 2, 2),
+        (4, 4, 32, 2, 3),
+        (8, 8, 32, 4, 1),
+        (8, 8, 32, 3, 1),
+        (8, 8, 32, 2, 1),
+        (4, 4, 32, 4, 2),
+        (4, 4, 32, 3, 2),
+        (4, 4, 32, 2, 2),
     ];
-    flows.into_iter().filter(|(heads, ..)| problem.num_heads_kv % i64::from(*heads) == 0).map(config).collect()
+    let by_threads = by_threads.into_iter().filter(|_| !row_bytes.iter().all(is_whole));
+    let all = by_tma.map(|flow| config(flow, 1)).chain(by_threads.map(|flow| config(flow, 0)));
+    all.filter(|config| problem.num_heads_kv % i64::from(config.heads) == 0 && config.fits(problem, device)).collect()
 }
 
 /// Whether tiles of 8 rows, whose products are transposed, are faster over 8 bits. They were on an
@@ -358,7 +374,11 @@ impl DecodeKnobs {
         let filling = device.smem_per_sm / (self.ctas_per_sm + 1) - RESERVED_BYTES + 128;
         let lacking = filling.saturating_sub(self.smem_bytes(problem));
         let is_eight = problem.features.eight_bits.is_some() && self.block_m <= 16;
-        is_eight && self.tma != 0 && device.smem_per_sm == 228 << 10 && (1..=40 << 10).contains(&lacking)
+        is_eight
+            && self.tma != 0
+            && self.heads == 1
+            && device.smem_per_sm == 228 << 10
+            && (1..=40 << 10).contains(&lacking)
     }
 
     /// Bytes that a CTA has in flight, without padding: all stages of its teams' rings but the one
@@ -394,8 +414,12 @@ pub fn cost(knobs: &DecodeKnobs, problem: &Problem, device: &Device) -> f64 {
         + if knobs.takes_tma(problem, device) { 0.1 * (1.0 - tma) } else { 0.0 }
 }
 
-/// Bytes that L2 hands out at the least.
+/// Bytes of K and V for each SM from which on one CTA of several heads may be faster than two. On
+/// an H100 it was slower with 0.5 MB, and faster with 5 MB.
+const LONG_SHARE: i64 = 2 << 20;
+/// Bytes that L2 hands out at the least, and those of a line.
 const SECTOR_BYTES: i64 = 32;
+const LINE_BYTES: i64 = 128;
 /// Bytes in flight on an SM that cover the latency of device memory: an H200's 4.8 TB/s for two
 /// thirds of a microsecond, over 132 SMs.
 const ENOUGH_IN_FLIGHT: u32 = 24 << 10;

@@ -159,7 +159,7 @@ impl DecodeKnobs {
             ctas_per_sm: self.ctas_per_sm,
             arguments: match self.tma {
                 0 => Arguments::Params,
-                _ => Arguments::ParamsKeyMaps { box_rows: self.box_rows(problem) },
+                _ => Arguments::ParamsKeyMaps { box_rows: self.box_rows(problem), heads: self.heads },
             },
             ..KernelSpec::MAIN
         }

@@ -215,6 +215,40 @@ fn heads_that_do_not_exist_are_not_carried_over_and_cost_more() {
     assert_eq!(4.0 * in_flight(8, 2), in_flight(8, 8));
 }
 
+/// The fastest tiles on an H100 (docs/tuning/eight-bits.md#by-tma).
+#[test]
+fn heads_whose_rows_are_whole_lines_together_are_copied_by_tma() {
+    let [a100, _, h200, _] = devices();
+    let int4 = |batch_size, head_dim, four| {
+        let plain = problem(batch_size, 4, 1, 8192, head_dim);
+        let own = Problem { features: Features { four_bits: Some(four), ..Features::NONE }, ..plain };
+        Problem { layout: own.widest_layout(), ..own }
+    };
+    let e4m3 = |batch_size, head_dim| over_eight_bits(problem(batch_size, 4, 1, 8192, head_dim), 0);
+    let tile = |problem: &Problem| {
+        let config = heuristic(problem, &h200);
+        assert_eq!(checked(problem, config, &h200), Ok(()), "{problem:?}");
+        [config.tma, config.heads, config.block_n, config.num_warps, config.num_stages, config.ctas_per_sm]
+    };
+    let (g32, g64) = (Four::Int4g32, Four::Int4g64);
+    let (two_ctas, one_cta, of_four) = ([1, 8, 32, 8, 2, 2], [1, 8, 32, 8, 4, 1], [1, 4, 16, 8, 3, 1]);
+    assert_eq!([64, 128].map(|dim| tile(&int4(64, dim, g64))), [two_ctas; 2]);
+    assert_eq!([64, 128, 256].map(|dim| tile(&int4(64, dim, g32))), [two_ctas, one_cta, of_four]);
+    assert_eq!((tile(&int4(64, 256, g64)), tile(&e4m3(64, 192))), ([1, 8, 32, 8, 2, 1], of_four));
+    // An SM's share of the keys is short for one CTA.
+    assert_eq!(tile(&int4(16, 128, g32))[..2], [0, 4]);
+    assert_eq!((tile(&e4m3(16, 64)), tile(&e4m3(16, 128))[..2] == [1, 1]), (two_ctas, true));
+    let in_pages = |rows| Problem { features: Features { paged: Some(rows), ..e4m3(16, 64).features }, ..e4m3(16, 64) };
+    assert_eq!([16, 12].map(|rows| tile(&in_pages(rows))[0]), [1, 0]);
+    assert_eq!(heuristic(&e4m3(16, 64), &a100).tma, 0);
+    // One CTA on nearly each of 132 SMs, of eight heads or of four, whose keys nothing splits.
+    let whole = |problem: &Problem| (tile(problem), heuristic(problem, &h200).num_splits);
+    assert_eq!((whole(&e4m3(128, 64)), whole(&e4m3(64, 64))), ((one_cta, 1), ([1, 4, 32, 8, 4, 1], 1)));
+    let varlen = Some(Varlen::default());
+    let of_lengths = Problem { features: Features { varlen, ..e4m3(128, 64).features }, ..e4m3(128, 64) };
+    assert_eq!(whole(&of_lengths), (two_ctas, 2));
+}
+
 #[test]
 fn a_search_looks_at_small_tiles_and_several_heads_beside_8_bits_and_int4_alone() {
     let combinations = |problem: &Problem| -> usize {

@@ -14,6 +14,7 @@ struct BoxedTile {
     static constexpr int kCols = round_up(kCols_, 8);
     static constexpr int kBoxes = (kCols + kBoxCols - 1) / kBoxCols;
     static constexpr int kBoxBytes = kRows * kBoxRowBytes;
+    static constexpr bool kMoves = true;  // columns are reached by `moved`
     static constexpr int kBytes = kBoxes * kBoxBytes;
     static_assert(kRows % 8 == 0, "boxes begin where the swizzle's pattern does");
 

@@ -17,6 +17,7 @@ template <int kRows_, int kCols_>
 struct Tile {
     static constexpr int kRows = kRows_;
     static constexpr int kCols = round_up(kCols_, 8);        // columns that hold data or zeros
+    static constexpr bool kMoves = true;                       // columns are reached by `moved`
     static constexpr int kRowBytes = ((kCols * kElementBytes / 16) | 1) * 16;
     static constexpr int kStride = kRowBytes / kElementBytes;  // elements from row to row
     static constexpr int kBytes = kRows * kRowBytes;

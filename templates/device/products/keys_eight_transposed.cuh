@@ -43,7 +43,8 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], uint32 tile
         for (int k = 0; k < kKSteps; ++k) {
             if (k % 2 == 0) {
                 if (k + 1 < kKSteps) {
-                    ldmatrix_x4(bytes, TileK::moved(lane_cols_first<TileK>(tile_k, lane), n * 16, k * 8));
+                    if constexpr (TileK::kMoves) ldmatrix_x4(bytes, TileK::moved(lane_cols_first<TileK>(tile_k, lane), n * 16, k * 8));
+                    else ldmatrix_x4(bytes, lane_cols_at<TileK>(tile_k, lane, n * 16, k));
                 } else {
                     ldmatrix_x2(bytes[0], bytes[2], TileK::place(tile_k, n * 16 + lane % 16, k));
                 }
@@ -71,9 +72,11 @@ __device__ __forceinline__ void multiply_weights(float (&o)[kM][kO][4], const ui
     for (int n = 0; n < kO; n += 2) {
         uint32 bytes[4];
         if (n + 1 < kO) {
-            ldmatrix_x4_trans(bytes, TileV::moved(at, 0, n * 8));
+            if constexpr (TileV::kMoves) ldmatrix_x4_trans(bytes, TileV::moved(at, 0, n * 8));
+            else ldmatrix_x4_trans(bytes, lane_rows_at<TileV>(tile_v, lane, n));
         } else {
-            ldmatrix_x2_trans(bytes[0], bytes[1], TileV::moved(at, 0, n * 8));
+            if constexpr (TileV::kMoves) ldmatrix_x2_trans(bytes[0], bytes[1], TileV::moved(at, 0, n * 8));
+            else ldmatrix_x2_trans(bytes[0], bytes[1], lane_rows_at<TileV>(tile_v, lane, n));
         }
         #pragma unroll
         for (int i = 0; i < 2 && n + i < kO; ++i) {

@@ -127,7 +127,8 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], uint32 tile
             }
             if (chunk % 2 == 0) {
                 if (chunk + 1 < kChunks) {
-                    ldmatrix_x4(words, TileK::moved(lane_cols_first<TileK>(tile_k, lane), n * 16, chunk * 8));
+                    if constexpr (TileK::kMoves) ldmatrix_x4(words, TileK::moved(lane_cols_first<TileK>(tile_k, lane), n * 16, chunk * 8));
+                    else ldmatrix_x4(words, lane_cols_at<TileK>(tile_k, lane, n * 16, chunk));
                 } else {
                     ldmatrix_x2(words[0], words[2], TileK::place(tile_k, n * 16 + lane % 16, chunk));
                 }
@@ -221,9 +222,11 @@ __device__ __forceinline__ void multiply_weights(float (&o)[kM][kO][4], const ui
         }
         if (chunk % 2 == 0) {
             if (chunk + 1 < kChunks) {
-                ldmatrix_x4_trans(words, TileV::moved(at, 0, chunk * 8));
+                if constexpr (TileV::kMoves) ldmatrix_x4_trans(words, TileV::moved(at, 0, chunk * 8));
+                else ldmatrix_x4_trans(words, lane_rows_at<TileV>(tile_v, lane, chunk));
             } else {
-                ldmatrix_x2_trans(words[0], words[1], TileV::moved(at, 0, chunk * 8));
+                if constexpr (TileV::kMoves) ldmatrix_x2_trans(words[0], words[1], TileV::moved(at, 0, chunk * 8));
+                else ldmatrix_x2_trans(words[0], words[1], lane_rows_at<TileV>(tile_v, lane, chunk));
             }
         }
         uint32 left[4], right[4];  // of the keys 2t and 2t + 1, and of those 8 behind

@@ -8,6 +8,17 @@
 #include "device/products/fp16_query.cuh"
 #include "device/products/gemm_sm80.cuh"
 
+// The addresses of lane_cols_first and lane_rows_first (gemm_sm80.cuh), further on, in tiles whose
+// columns `moved` does not reach.
+template <class Tile>
+__device__ __forceinline__ uint32 lane_cols_at(uint32 tile, int lane, int row, int chunk) {
+    return Tile::place(tile, lane % 8 + lane / 16 * 8 + row, lane / 8 % 2 + chunk);
+}
+template <class Tile>
+__device__ __forceinline__ uint32 lane_rows_at(uint32 tile, int lane, int chunk) {
+    return Tile::place(tile, lane % 16, lane / 16 + chunk);
+}
+
 // The order of a transposed accumulator.
 __device__ __forceinline__ void mma_transposed(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
     float sum[4] = {c[0], c[2], c[1], c[3]};

@@ -1,6 +1,7 @@
-//! Planted faults of kernels over 8 bits and int4: between the widening kernel and sm90's.
+//! Planted faults of kernels over 8 bits and int4: between the widening kernel and sm90's, and
+//! among heads that share copies in decode.
 
-use super::{Fault, are_reported};
+use super::{Fault, ONE_PROBLEM, are_reported};
 
 /// Keys of 8 bits with scales of their own, which a kernel widens.
 const WIDENED: &str = "dtype=bf16 batch=1 heads_q=2 heads_kv=1 seqlen_q=200 seqlen_k=1100 head_dim=64 head_dim_v=64 \
@@ -45,6 +46,42 @@ const FAULTS_OF_WIDENED_INT4: [Fault; 2] = [
         report: "the reference",
     },
 ];
+
+/// Eight heads of int4, whose keys TMA copies together: more blocks than warps take turns in
+/// loading.
+const SHARED_HEADS: &str = "dtype=bf16 batch=1 heads_q=8 heads_kv=8 seqlen_q=1 seqlen_k=700 head_dim=64 head_dim_v=64 \
+     causal=None scale=0.125 dropout=0 deterministic=false strides=Bshd seed=7 kv_dtype=int4g32";
+const FAULTS_OF_SHARED_HEADS: [Fault; 3] = [
+    // The wait for the warps that still read what the slot holds.
+    Fault {
+        arch: "sm_90",
+        file: "decode/keys_heads_tma.cuh",
+        from: "if constexpr (kWaits) barrier_wait(empty(slot), parity_of_empty);",
+        to: "",
+        report: "reference",
+    },
+    // The wait for the block. Warps then run ahead of the copies that they start.
+    Fault {
+        arch: "sm_90",
+        file: "decode/keys_heads_tma.cuh",
+        from: "        barrier_wait(full(stage), parity);\n",
+        to: "",
+        report: "DEADLOCK",
+    },
+    // The word that a warp has read its head's keys.
+    Fault {
+        arch: "sm_90",
+        file: "decode/keys_heads_tma.cuh",
+        from: "if (place.lane == 0) barrier_arrive(empty(stage));",
+        to: "",
+        report: "DEADLOCK",
+    },
+];
+
+#[test]
+fn planted_faults_of_shared_heads_are_reported() {
+    are_reported(&FAULTS_OF_SHARED_HEADS, ONE_PROBLEM, Some(SHARED_HEADS));
+}
 
 #[test]
 fn planted_faults_of_widened_keys_are_reported() {
