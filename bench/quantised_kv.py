@@ -2,10 +2,10 @@
 """Times attention over K/V caches of 8 bits and int4 beside bf16, round by round on one GPU.
 
 Decoding: one query of each sequence over caches of 512 MiB and more in bf16. Prints the
-microseconds, the TB/s of K and V, and that rate over the rate of a device-to-device copy in the
-same run. Formats are e4m3, e5m2, int8 and int4; scales are one for each head ("head") or for each
-token and head ("token"), and of int4 for 32 or 64 columns; caches are contiguous or in pages of 16
-or 64 keys. L2 is cold.
+microseconds, the TB/s of K and V with their scales, and that rate over the rate of a
+device-to-device copy in the same run. Formats are e4m3, e5m2, int8 and int4; scales are one for
+each head ("head") or for each token and head ("token"), and of int4 for 32 or 64 columns; caches
+are contiguous or in pages of 16 or 64 keys. L2 is cold.
 
 Prefill: 2,048 and 512 queries over a cache of 16,384 keys. Prints the time over that of bf16.
 
@@ -59,7 +59,7 @@ def int4_rows(x, group):
 
 
 def calls(batch, queries, keys, dim, page_size, formats, scalings):
-    """{name: (call, bytes of K and V)}"""
+    """{name: (call, bytes of K and V with their scales)}"""
     entries, rows = (batch * keys // page_size, page_size) if page_size else (batch, keys)
     q = torch.randn(batch, queries, HEADS, dim, device="cuda", dtype=torch.bfloat16)
     k, v = (torch.randn(entries, rows, HEADS_KV, dim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -75,7 +75,7 @@ def calls(batch, queries, keys, dim, page_size, formats, scalings):
                 ks, vs = (s.expand(batch, HEADS_KV).contiguous() for s in (ks, vs))
             made[f"{name}/{by}"] = (
                 lambda k8=k8, v8=v8, ks=ks, vs=vs: flashtune.attention_kvcache(q, k8, v8, k_descale=ks, v_descale=vs, **of),
-                2 * k8.numel(),
+                2 * k8.numel() + 4 * (ks.numel() + vs.numel()),
             )
     for group in (32, 64):
         k4, v4 = int4_rows(k, group), int4_rows(v, group)
