@@ -1,13 +1,14 @@
 #!/bin/sh
 # Runs a command in which flashtune finds an emulated GPU: its CUDA kernels then run on the CPU.
 #
-#     scripts/emulate.sh [--arch sm_90] [--sms N] [--seed N] [--overlaps] [--templates FOLDER] [--] COMMAND...
+#     scripts/emulate.sh [--arch sm_90] [--sms N] [--seed N] [--overlaps] [--lags] [--templates FOLDER] [--] COMMAND...
 #
 # --arch       sm_80, sm_86, sm_89, sm_90, sm_100 or sm_120; sm_90 if it is not given
 # --sms        the number of SMs, as of the real GPU if it is not given; few SMs give each CTA
 #              many tiles
 # --seed       chooses the order in which warps run and copies arrive
 # --overlaps   hides what a kernel wrote from the kernel behind it until that waits
+# --lags       in one warpgroup of each CTA, the lanes behind the first run only if nothing else can
 # --templates  a folder as FLASHTUNE_TEMPLATES names; tests/emulator/ptx replaces its device/ptx
 #
 # The emulator (tests/emulator) is compiled by g++ into target/emulator when its sources change.
@@ -21,13 +22,14 @@ while [ $# -gt 0 ]; do
     --sms) export FLASHTUNE_EMULATOR_SMS="$2"; shift 2 ;;
     --seed) export FLASHTUNE_EMULATOR_SEED="$2"; shift 2 ;;
     --overlaps) export FLASHTUNE_EMULATOR_OVERLAPS=1; shift ;;
+    --lags) export FLASHTUNE_EMULATOR_LAGS=1; shift ;;
     --templates) templates=$(cd "$2" && pwd); shift 2 ;;
     --) shift; break ;;
     -*) echo "emulate.sh: unknown option $1" >&2; exit 2 ;;
     *) break ;;
     esac
 done
-[ $# -gt 0 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
 source=$root/tests/emulator
 folder=${FLASHTUNE_EMULATOR_DIR:-$root/target/emulator}

@@ -167,6 +167,20 @@ fn sm_80_kernels_that_read_pages_are_right() {
     is_right(&["--arch", "sm_80", "--seed", "3"], "tiny::gpu_is_right_on_tiny_problems_over_pages");
 }
 
+/// Lanes of one warp drift apart, too. Each seed holds back other warpgroups.
+#[test]
+fn lanes_may_lag_behind_the_first() {
+    let of_forward = [
+        "tiny::gpu_is_right_on_tiny_problems_over_pages",
+        "tiny::gpu_is_right_on_tiny_problems_of_e4m3",
+        "tiny::gpu_is_right_on_tiny_problems_of_eight_bits",
+        "tiny::gpu_is_right_on_tiny_decoding_problems",
+    ];
+    for test in of_forward {
+        is_right(&["--arch", "sm_90", "--sms", "2", "--lags", "--seed", "4"], test);
+    }
+}
+
 #[test]
 fn sm_90_kernels_that_split_keys_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "4"], "tiny::gpu_is_right_on_tiny_problems_with_split_keys");

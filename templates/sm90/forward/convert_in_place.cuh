@@ -106,8 +106,10 @@ __device__ __forceinline__ void load_bytes(const KernelParams& params, const Sha
             cp_async_arrive(shared.bytes_k(ring_k.slot));
             ring_k.advance();
             if (is_first && block == last) load_q(ring_q, shared, map_q, tile, map_rows_q(params, sequence, params.map_rows_q));
-            barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
-            if (is_first) barrier_expect(shared.bytes_v(ring_v.slot), BytesOfV::kBytes);
+            if (is_first) {
+                barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
+                barrier_expect(shared.bytes_v(ring_v.slot), BytesOfV::kBytes);
+            }
             load_boxes<BytesOfV>(shared.v_slot(ring_v.slot) + BytesOfV::kFirst, map_v, shared.bytes_v(ring_v.slot), pages, block, head_kv, rows_v, is_first);
             ring_v.advance();
             take(), fetch(block - 2);

@@ -22,7 +22,8 @@ struct PageLoader;
 
 // By TMA: a barrier counts the bytes of its slot. Part i of a block, a row of boxes or one of its
 // boxes, belongs to loader warp i mod kLoaderWarps, whose lane 0 starts it. Each warp arrives with
-// the bytes of its own parts.
+// the bytes of its own parts. Lane 0 alone waits for empty slots: the barrier goes on without the
+// other lanes, which could miss a phase of it and wait for ever.
 template <>
 struct PageLoader<true> {
     const KernelParams& params;
@@ -63,12 +64,12 @@ struct PageLoader<true> {
         entry = block >= begin && row < kBlockN && key < uint32(pages.seqlen_k) ? __ldg(pages.table + key / kPageKeys) : 0;
     }
     __device__ __forceinline__ void load_k(const Pages& pages, int block) {
-        barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
+        if (lane == 0) barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
         load<BoxedK>(shared.k_slot(ring_k.slot), map_k, shared.full_k(ring_k.slot), pages, block);
         ring_k.advance();
     }
     __device__ __forceinline__ void load_v(const Pages& pages, int block) {
-        barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
+        if (lane == 0) barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
         load<BoxedV>(shared.v_slot(ring_v.slot), map_v, shared.full_v(ring_v.slot), pages, block);
         ring_v.advance();
     }

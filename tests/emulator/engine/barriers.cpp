@@ -112,11 +112,12 @@ void barrier_expect(unsigned address, unsigned bytes) { arrive(address, bytes); 
 void barrier_wait(unsigned address, unsigned parity) {
     unsigned offset;
     Cta* cta = owner_of(address, 8, &offset);
-    Mbarrier* barrier = &barrier_of(cta, offset, address);
     if (parity > 1) fail("a wait for parity %u of the mbarrier at %#x", parity, address);
-    if (is_over(*barrier, parity)) return;
-    barrier->waiters.push_back(me());
-    block(Wait::kBarrier, address, parity);
+    // A thread that runs late finds a later phase, as on a GPU, and waits on.
+    while (!is_over(barrier_of(cta, offset, address), parity)) {
+        barrier_of(cta, offset, address).waiters.push_back(me());
+        block(Wait::kBarrier, address, parity);
+    }
 }
 
 bool barrier_test_wait(unsigned address, unsigned parity) {

@@ -93,6 +93,7 @@ struct Warp {
     int index;
     uint32_t ready, live;  // a bit for each lane
     bool queued;
+    bool lags;  // lanes behind the first run only if nothing else can
     // The collective function under way: its name, who has come, their arguments.
     const char* function;
     uint32_t arrived;
@@ -183,6 +184,7 @@ struct Launch {
     std::vector<Warp*> runnable;
     std::vector<Fiber*> at_counters;
     std::minstd_rand random;
+    bool runs_laggards = false;
     void* scheduler = nullptr;
     std::string error;
 };
@@ -197,6 +199,8 @@ std::string run(Launch& work);
 // The current fiber waits until another one wakes it.
 void block(Wait wait, unsigned at, unsigned what);
 void wake(Fiber* fiber);
+// Lanes that lag have caught up with the others, which go first again.
+void lag_again();
 
 // The CTA and the offset in its shared memory of an address that may lie in another CTA.
 Cta* owner_of(unsigned address, unsigned bytes, unsigned* offset);

@@ -1,8 +1,10 @@
 // The scheduler: fibers, their stacks, and the choice of the warp that runs next.
 //
 // A warp runs until none of its lanes can go on. The next one is chosen at random among the warps
-// that can, so warps drift as far apart as the barriers allow. A load arrives only when no warp can
-// run. A launch in which nothing can go on is a deadlock.
+// that can, so warps drift as far apart as the barriers allow. The lanes of a
+// warp drift apart too. With FLASHTUNE_EMULATOR_LAGS one warpgroup of each CTA holds back its lanes
+// behind the first. A load arrives only when no warp can run. A launch in which nothing can go on
+// is a deadlock.
 
 #include "engine.h"
 
@@ -70,7 +72,8 @@ emulator_switch:
 )");
 
 Fiber* ready_lane(Warp* warp) {
-    return warp->ready ? &warp->cta->fibers[warp->index * 32 + __builtin_ctz(warp->ready)] : nullptr;
+    const uint32_t ready = warp->lags && !launch->runs_laggards ? warp->ready & 1 : warp->ready;
+    return ready ? &warp->cta->fibers[warp->index * 32 + __builtin_ctz(ready)] : nullptr;
 }
 
 // Leaves the current fiber for another lane of its warp, or for the scheduler.
@@ -105,6 +108,11 @@ void start_fiber(Fiber& fiber, char* stack) {
     fiber.stack_pointer = top - 8;
 }
 
+unsigned seed() {
+    const char* given = getenv("FLASHTUNE_EMULATOR_SEED");
+    return given ? atoi(given) : 1;
+}
+
 void start_cta(Cta& cta, Dim block_index, size_t first_stack) {
     const Launch& work = *launch;
     const unsigned threads = work.block.x;
@@ -117,10 +125,13 @@ void start_cta(Cta& cta, Dim block_index, size_t first_stack) {
     cta.warps.resize((threads + 31) / 32);
     cta.fibers.resize(threads);
     cta.warpgroups.resize((threads + 127) / 128);
+    // Of a kernel whose warpgroups have roles, each role lags in some CTA.
+    const size_t lagging = getenv("FLASHTUNE_EMULATOR_LAGS") ? (block_index.x + seed()) % cta.warpgroups.size() : ~size_t(0);
     for (size_t w = 0; w < cta.warps.size(); ++w) {
         const unsigned lanes = std::min<unsigned>(32, threads - w * 32);
         const uint32_t mask = lanes == 32 ? ~0u : (1u << lanes) - 1;
         cta.warps[w] = Warp{};
+        cta.warps[w].lags = w / 4 == lagging;
         cta.warps[w].cta = &cta, cta.warps[w].index = int(w), cta.warps[w].ready = cta.warps[w].live = mask;
     }
     for (unsigned t = 0; t < threads; ++t) {
@@ -203,9 +214,27 @@ size_t resident_clusters() {
     return given && atoi(given) > 0 ? atoi(given) : 2;
 }
 
-unsigned seed() {
-    const char* given = getenv("FLASHTUNE_EMULATOR_SEED");
-    return given ? atoi(given) : 1;
+void run_warp(Warp* warp) {
+    if (Fiber* lane = ready_lane(warp)) {
+        self = lane;
+        emulator_switch(&launch->scheduler, lane->stack_pointer);
+        self = nullptr;
+    }
+}
+
+// Runs the lanes that lag behind, of one warp. Returns false if there are none.
+bool run_laggards() {
+    Launch& work = *launch;
+    std::vector<Warp*> behind;
+    for (const auto& cluster : work.resident) {
+        if (!cluster) continue;
+        for (Cta& cta : cluster->ctas) for (Warp& warp : cta.warps) if (warp.ready) behind.push_back(&warp);
+    }
+    if (behind.empty()) return false;
+    work.runs_laggards = true;
+    run_warp(behind[work.random() % behind.size()]);
+    work.runs_laggards = false;
+    return true;
 }
 
 void schedule(uint64_t clusters) {
@@ -226,7 +255,7 @@ void schedule(uint64_t clusters) {
                 if (!cluster && work.next_cluster < clusters) start_cluster(slot);
             }
             if (!work.runnable.empty()) continue;
-            if (wake_at_counters() || deliver_a_load()) continue;
+            if (wake_at_counters() || deliver_a_load() || run_laggards()) continue;
             for (const auto& cluster : work.resident) if (cluster) work.error = describe_deadlock();
             return;
         }
@@ -236,11 +265,7 @@ void schedule(uint64_t clusters) {
         work.runnable[pick] = work.runnable.back();
         work.runnable.pop_back();
         warp->queued = false;
-        if (Fiber* lane = ready_lane(warp)) {
-            self = lane;
-            emulator_switch(&work.scheduler, lane->stack_pointer);
-            self = nullptr;
-        }
+        run_warp(warp);
     }
 }
 
@@ -269,6 +294,12 @@ void wake(Fiber* fiber) {
     Warp* warp = fiber->warp;
     warp->ready |= 1u << fiber->lane;
     if (!warp->queued) warp->queued = true, launch->runnable.push_back(warp);
+}
+
+void lag_again() {
+    if (!launch->runs_laggards) return;
+    launch->runs_laggards = false;
+    leave();
 }
 
 void fail(const char* format, ...) {

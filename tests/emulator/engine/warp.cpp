@@ -40,6 +40,7 @@ void together(const char* function, Arguments* arguments) {
     warp->arrived |= 1u << fiber->lane;
     if (warp->arrived == warp->live) {
         finish(warp);
+        lag_again();
     } else {
         block(Wait::kWarp, 0, 0);
     }

@@ -102,6 +102,8 @@ pub fn tiny_pages() -> Vec<Case> {
         of(Dtype::Fp16, 12, Extras { softcap: 9.0, ..NONE }, 256, TopLeft),
         of(Dtype::Fp32, 16, NONE, 40, BottomRight),
         Case { seqlen_k: 1100, num_heads_kv: 2, ..of(Dtype::Bf16, 16, varlen, 128, BottomRight) },
+        // More blocks than rings have slots, in pages of whole blocks.
+        Case { seqlen_k: 1500, ..of(Dtype::Bf16, 64, NONE, 128, BottomRight) },
         Case { strides: Strides::Bhsd, ..of(Dtype::Fp16, 8, NONE, 192, BottomRight) },
     ])
 }
