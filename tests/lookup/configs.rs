@@ -102,6 +102,21 @@ fn the_heuristic_splits_no_short_caches() {
     }
 }
 
+/// CTAs of nearly all SMs read at the memory's rate without splits, also where lengths differ.
+#[test]
+fn lengths_on_the_device_are_split_where_few_sms_have_a_cta() {
+    let splits = |batch_size, seqlen_k| {
+        let features = Features { varlen: Some(Varlen::default()), ..Features::NONE };
+        let problem = Problem { batch_size, seqlen_q: 1, seqlen_k, causal: Causal::None, features, ..LLAMA };
+        family::heuristic(&problem, &h200()).get("num_splits").unwrap()
+    };
+    for seqlen_k in [1024, 2048, 8192] {
+        // 8 K/V heads each: 128 CTAs, and 96.
+        assert_eq!(splits(16, seqlen_k), 1, "{seqlen_k}");
+        assert!(splits(12, seqlen_k) > 1, "{seqlen_k}");
+    }
+}
+
 /// One chunk has too few tiles of 192 rows for an H200.
 #[test]
 fn a_batch_invariant_chunk_has_the_tiles_that_fill_the_gpu() {

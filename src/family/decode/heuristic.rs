@@ -285,6 +285,11 @@ pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &D
 /// number between was not timed.
 const CTAS_OF_SM: f64 = 1.5;
 
+/// The same of unsplit keys. On an H100, 128 CTAs took 0.76 to 0.97 of the time of twice as many
+/// with equal lengths and 0.85 to 1.00 with random ones, but 96 CTAs 0.87 to 0.96 and 0.94 to 1.20
+/// (docs/tuning/decode.md#one-wave-without-splits). Numbers between were not timed.
+const UNSPLIT_CTAS_OF_SM: f64 = 0.95;
+
 /// The bytes of K and V that a CTA reads while partial states are combined, and the fewest keys of
 /// a page from which on it reads as fast as from contiguous keys.
 const COMBINE_BYTES: i64 = 144 << 10;
@@ -311,9 +316,11 @@ impl DecodeKnobs {
         splits == 1 || splits <= self.worthwhile_splits(problem) && (reads_slowly || spared >= COMBINE_BYTES)
     }
 
-    /// Whether the CTAs are so many that those of a short sequence leave their SMs to others.
+    /// Whether the CTAs are so many that those of a short sequence leave their SMs to others, or
+    /// that they read at the memory's rate without splits.
     fn spreads(&self, problem: &Problem, num_splits: u32, device: &Device) -> bool {
-        self.unsplit_ctas(problem) * f64::from(num_splits) >= CTAS_OF_SM * f64::from(device.sm_count)
+        let least = if num_splits == 1 { UNSPLIT_CTAS_OF_SM } else { CTAS_OF_SM };
+        self.unsplit_ctas(problem) * f64::from(num_splits) >= least * f64::from(device.sm_count)
     }
 
     fn unsplit_ctas(&self, problem: &Problem) -> f64 {
