@@ -2,8 +2,9 @@
 """Times causal attention of many queries over keys in pages, beside the same keys contiguous, in
 CUDA graphs on one GPU.
 
-"pageN" is flashtune's flash_attn_with_kvcache over pages of N keys in random order, with the
-lengths and the block table on the device. "fa3pageN" is FlashAttention-3's, where it is installed
+"pageN" is flashtune's flash_attn_with_kvcache over pages of N keys in random order, or with
+--in-order in that of the keys, with the lengths and the block table on the device. "lengths" is
+the same over contiguous keys. "fa3pageN" is FlashAttention-3's, where it is installed
 with PAGEDKV. The others read contiguous keys. Each call is captured into a graph. The order of the
 graphs changes from round to round (order.py), and medians count.
 
@@ -37,6 +38,7 @@ def parser():
             raise argparse.ArgumentTypeError(str(error)) from None
 
     default = ",".join(str(size) for size in paged_prefill_cases.PAGE_SIZES)
+    parser.add_argument("--in-order", action="store_true", help="lay pages in the order of the keys")
     parser.add_argument("--pages", type=sizes, default=paged_prefill_cases.PAGE_SIZES, help=f"page sizes, default {default}")
     return parser
 
@@ -44,10 +46,10 @@ def parser():
 class Cache:
     """K and V of a problem in shuffled pages of one size."""
 
-    def __init__(self, k, v, page_size):
+    def __init__(self, k, v, page_size, in_order):
         batch, keys = k.shape[:2]
         blocks = -(-keys // page_size)
-        order = torch.randperm(batch * blocks, device=k.device)
+        order = (torch.arange if in_order else torch.randperm)(batch * blocks, device=k.device)
         self.table = order.int().view(batch, blocks)
         self.lengths = torch.full((batch,), keys, dtype=torch.int32, device=k.device)
         self.k, self.v = (self.scattered(x, blocks, page_size, order) for x in (k, v))
@@ -76,7 +78,7 @@ def reason_against(call, expected):
     return f"its result is off by {off:.1e}" if not off <= PEERS_MAY_DIFFER * expected.abs().max().item() else None
 
 
-def calls_of(case, sizes, tune):
+def calls_of(case, sizes, in_order, tune):
     """{name: a call without arguments}, {name: reason} of those that are not here, and the largest
     difference between flashtune's results with pages and without."""
     q, k, v = tensors(case)
@@ -91,8 +93,10 @@ def calls_of(case, sizes, tune):
     if tune:
         flashtune.autotune(q, k, v, causal=True)
     dense = calls["flashtune"]()
+    lengths = torch.full(k.shape[:1], k.shape[1], dtype=torch.int32, device=k.device)
+    calls["lengths"] = lambda: flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True)
     for size in sizes:
-        cache = Cache(k, v, size)
+        cache = Cache(k, v, size, in_order)
         if tune:
             flashtune.autotune(q, cache.k, cache.v, causal=True, block_table=cache.table, seqused_k=cache.lengths)
 
@@ -122,7 +126,7 @@ def calls_of(case, sizes, tune):
 
 def measure(case, arguments):
     """One row: seconds by name, reasons of calls without a time, and the ratios."""
-    calls, refused, difference = calls_of(case, arguments.pages, arguments.tune)
+    calls, refused, difference = calls_of(case, arguments.pages, arguments.in_order, arguments.tune)
     graphs = {}
     for name, call in calls.items():
         try:

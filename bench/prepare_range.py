@@ -3,11 +3,13 @@
 
 It prepares the range of docs/serving.md in an empty cache folder, prepares it again in a new
 process that finds the cache, and makes random calls over pages in the sealed context: decoding
-steps, prompt chunks, and mixes of both. A call of a new shape chooses a config; a repeated call
-finds its plan. Times are of the host, without waiting for the device.
+steps, prompt chunks, and mixes of both. A sealed context compiles nothing: a call that needs
+another kernel fails. A call of a new shape chooses a config; a repeated call finds its plan. Times
+are of the host, without waiting for the device.
 """
 
 import argparse
+import math
 import os
 import random
 import statistics
@@ -35,9 +37,9 @@ def prepare(device):
     )  # fmt: skip
 
 
-def calls(device, count, keys, tokens):
+def calls(device, count, keys, tokens, seed):
     """Random calls. No sequence has more than `keys` keys, no call more than `tokens` tokens."""
-    pick = random.Random(1)
+    pick = random.Random(seed)
     pages = torch.randn(keys // PAGE, PAGE, HEADS_KV, DIM, device=device, dtype=torch.bfloat16)
     lengths = dict(device=device, dtype=torch.int32)
     for _ in range(count):
@@ -62,6 +64,8 @@ def main():
     parser.add_argument("--calls", type=int, default=2000, help="random calls (default 2000)")
     parser.add_argument("--keys", type=int, default=8192, help="keys of the longest sequence (default 8192)")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens of the largest call (default 4096)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random calls (default 1)")
+    parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="make no further call after this time")
     parser.add_argument("--again", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if "FLASHTUNE_CACHE_DIR" not in os.environ:
@@ -77,14 +81,19 @@ def main():
     if not arguments.again:
         return
     flashtune.seal(torch.cuda.current_device() if device == "cuda" else None)
-    first, later = [], []
-    for q, pages, options in calls(device, arguments.calls, arguments.keys, arguments.tokens):
+    first, later, began = [], [], time.monotonic()
+    for q, pages, options in calls(device, arguments.calls, arguments.keys, arguments.tokens, arguments.seed):
+        if time.monotonic() - began > arguments.deadline:
+            break
         for times in (first, later):
             start = time.perf_counter()
             flashtune.attention_kvcache(q, pages, pages, **options)
             times.append(1e6 * (time.perf_counter() - start))
         if device == "cuda" and len(first) % 100 == 0:
             torch.cuda.synchronize()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    print(f"{len(first)} calls of {arguments.calls} in {time.monotonic() - began:.1f} s, none of which compiled")
     for name, times in (("first", first), ("again", later)):
         ordered = sorted(times)
         print(f"{name}: median {statistics.median(times):.0f} us, 99 % {ordered[len(times) * 99 // 100]:.0f}, most {ordered[-1]:.0f}")
