@@ -12,6 +12,9 @@ pub const COMBINE_ROWS: &str = "combine_rows";
 /// A row with each CTA of one warp, which merges segments in order (`batch_invariant`).
 pub const COMBINE_SEGMENTS: &str = "combine_segments";
 
+/// The same where runs of segments have left their states, for many query rows.
+pub const COMBINE_RUNS: &str = "combine_runs";
+
 const THREADS: u32 = 128;
 
 /// For few query rows.
@@ -41,6 +44,11 @@ pub fn segments() -> KernelSpec {
         most_splits: MAX_SEGMENTS as u32,
         ..KernelSpec::MAIN
     }
+}
+
+/// The same where tiles of many query rows have left the states of runs of segments.
+pub fn runs() -> KernelSpec {
+    KernelSpec { template: COMBINE_RUNS, entry: "flashtune_combine_runs", ..segments() }
 }
 
 /// For many query rows.

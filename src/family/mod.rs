@@ -20,7 +20,7 @@ mod tile;
 pub mod time;
 
 pub use backward::SINKS;
-pub use combine::{COMBINE, COMBINE_ROWS, COMBINE_SEGMENTS};
+pub use combine::{COMBINE, COMBINE_ROWS, COMBINE_RUNS, COMBINE_SEGMENTS};
 pub use decode::is_bound_by_keys;
 pub use knob::Knob;
 pub use tile::BOX_COLS;

@@ -130,6 +130,9 @@ pub enum Turn {
     /// Those whose CTAs have an SM each.
     FewCtas(u32),
     MoreCtas(u32),
+    /// Those of problems whose workspace has room for splits of all keys (`Problem::max_splits`).
+    Split,
+    Unsplit,
 }
 
 /// Which CTA does which tiles.
@@ -244,6 +247,8 @@ impl KernelSpec {
             Turn::Always => true,
             Turn::FewCtas(ctas) => is_few(ctas),
             Turn::MoreCtas(ctas) => !is_few(ctas),
+            Turn::Split => problem.max_splits() > 1,
+            Turn::Unsplit => problem.max_splits() == 1,
         }
     }
 

@@ -16,7 +16,7 @@ use crate::cuda::module::Function;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
 use crate::family::spec::{Arguments, KernelSpec};
-use crate::family::{COMBINE, COMBINE_ROWS, COMBINE_SEGMENTS, SINKS};
+use crate::family::{COMBINE, COMBINE_ROWS, COMBINE_RUNS, COMBINE_SEGMENTS, SINKS};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
@@ -109,7 +109,7 @@ impl Executable {
             let is_wanted = match spec.template {
                 SINKS => !call.features.dsinks.is_null(),
                 // One split leaves no partial states.
-                COMBINE | COMBINE_ROWS | COMBINE_SEGMENTS => num_splits > 1,
+                COMBINE | COMBINE_ROWS | COMBINE_RUNS | COMBINE_SEGMENTS => num_splits > 1,
                 _ => true,
             };
             // The sequences are not known to have more rows.

@@ -91,10 +91,11 @@ pub fn covering(
 }
 
 /// Whether a config splits the keys of tiles over pages. Few shapes gain by it, and it takes two
-/// kernels that no other config shares, so ranges do without.
+/// kernels that no other config shares, so ranges do without. Batch-invariant problems keep their
+/// own configs.
 fn splits_tiles_over_pages(problem: &Problem, config: &Config) -> bool {
     let splits = config.get("num_splits").is_some_and(|splits| splits > 1);
-    problem.features.paged.is_some() && config.family != Family::Decode && splits
+    problem.features.paged.is_some() && config.family != Family::Decode && splits && !problem.batch_invariant
 }
 
 /// The config with the decode kernel that may split the keys of short sequences, if it has any.

@@ -153,7 +153,10 @@ impl Range {
         };
         let batch_sizes = from_least(least.batch_size, largest.batch_size, MOST_SPLIT_TILES / largest.num_heads_kv);
         let sizes = batch_sizes.flat_map(|batch_size| lengths.iter().map(move |(q, k)| (batch_size, *q, *k)));
-        let sizes: Vec<(i64, i64, i64)> = sizes.chain(self.sizes_at_most_widened(&lengths)).collect();
+        let sizes: Vec<(i64, i64, i64)> = sizes.collect();
+        let of_segments = sizes.iter().filter_map(|size| self.size_at_most_segments(*size));
+        let sizes: Vec<(i64, i64, i64)> =
+            sizes.iter().copied().chain(of_segments).chain(self.sizes_at_most_widened(&lengths)).collect();
         let needed = sizes.into_iter().map(|(batch_size, seqlen_q, seqlen_k)| {
             let mut problem = Problem { batch_size, seqlen_q, seqlen_k, ..*largest };
             if let Some(total) = problem.features.varlen.as_mut().and_then(|varlen| varlen.total_q.as_mut()) {
@@ -163,6 +166,13 @@ impl Range {
             bytes(&problem)
         });
         needed.max().unwrap_or(0)
+    }
+
+    /// The size with as many keys as a batch-invariant problem may have whose segments are split.
+    fn size_at_most_segments(&self, (batch_size, seqlen_q, seqlen_k): (i64, i64, i64)) -> Option<(i64, i64, i64)> {
+        let problem = Problem { batch_size, seqlen_q, seqlen_k, ..self.largest };
+        let most = problem.most_segment_keys()?.min(seqlen_k);
+        (most >= self.least.seqlen_k).then_some((batch_size, seqlen_q, most))
     }
 
     /// Sizes at which K and V widened to 16 bits are as large as they become. Larger problems than

@@ -149,6 +149,36 @@ fn a_split_launch_has_a_tile_for_each_split_and_combines_many_rows_in_a_cta() {
     });
 }
 
+#[test]
+fn a_batch_invariant_launch_splits_at_segments_where_the_workspace_has_room_for_all() {
+    let name = "a_batch_invariant_launch_splits_at_segments_where_the_workspace_has_room_for_all";
+    with_fake(name, |fake| {
+        let few = Problem { batch_size: 1, seqlen_q: 300, seqlen_k: 4000, batch_invariant: true, ..PROBLEM };
+        let (_gpu, executable) = build_from_cache(&few, &config(256).with("num_splits", 32).with("block_n", 64));
+        let executable = executable.unwrap();
+        let launch = |batch_size, seqlen_k| {
+            let before = fake.state().launches as usize;
+            let problem = Problem { batch_size, seqlen_k, ..few };
+            let workspace = 0xa00000 as *mut c_void;
+            executable.launch(&Call { problem, workspace, ..call() }, std::ptr::null_mut()).unwrap();
+            let launched = &fake.state().launch[before..fake.state().launches as usize];
+            let word = |offset: usize| u64::from_le_bytes(launched[0].params[offset..offset + 8].try_into().unwrap());
+            let splits = word(offset_of!(KernelParams, num_splits)) as u32;
+            // A reference and a sum for each row.
+            let end = word(offset_of!(KernelParams, partial_lse)) + u64::from(splits) * problem.query_rows() as u64 * 8;
+            assert!(splits == 1 || end == 0xa00000 + problem.workspace_bytes() as u64);
+            (launched.iter().map(|launch| launch.grid).collect::<Vec<_>>(), splits)
+        };
+        // Two tiles of 256 rows for each of eight heads, in four segments; a CTA merges one row.
+        assert_eq!(launch(1, 4000), (vec![[64, 1, 1], [2400, 1, 1]], 4));
+        assert_eq!(launch(1, 100_000), (vec![[132, 1, 1], [2400, 1, 1]], 81));
+        // One segment; too many states; tiles that fill the GPU.
+        assert_eq!(launch(1, 1024), (vec![[16, 1, 1]], 1));
+        assert_eq!(launch(1, 1 << 21), (vec![[16, 1, 1]], 1));
+        assert_eq!(launch(9, 4000), (vec![[132, 1, 1]], 1));
+    });
+}
+
 /// Short sequences of seven over pages: 16 packed rows for each of two K/V heads.
 #[test]
 fn the_decode_kernel_of_few_sequences_splits_keys_and_its_states_have_rows_of_its_own() {

@@ -446,6 +446,7 @@ fn matrix_covers_every_template_feature_and_dtype() {
     let elsewhere = [
         "combine",
         "combine_rows",
+        "combine_runs",
         "combine_segments",
         "decode",
         "decode_ahead",

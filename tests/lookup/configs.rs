@@ -132,7 +132,13 @@ fn a_batch_invariant_chunk_has_the_tiles_that_fill_the_gpu() {
         assert_eq!(rows(1, 512, 8192, features), 128, "{features:?}");
         assert_eq!(rows(64, 4096, 8192, features), 192, "{features:?}");
     }
-    assert_eq!(rows(1, 128, 4096, Features::NONE), 64);
+    // Few tiles of 128 rows fill the GPU where their segments are split.
+    let splits = |seqlen_q| {
+        let problem = Problem { batch_size: 1, seqlen_q, seqlen_k: 8192, batch_invariant: true, ..LLAMA };
+        let config = choices(&Known::default(), &key::canonical(&problem), &device).swap_remove(0).config;
+        (config.get("block_m").unwrap(), config.get("num_splits").unwrap() > 1)
+    };
+    assert_eq!([128, 256, 384, 512].map(splits), [(128, true), (128, true), (192, true), (128, false)]);
     // Softcap takes registers, and such tiles were not timed.
     assert_eq!(rows(1, 128, 4096, Features { softcap: true, ..Features::NONE }), 128);
 }

@@ -267,14 +267,21 @@ fn a_few_chunks_have_the_bits_of_one_prefill_on_a_gpu() {
 }
 
 /// Three segments and more, in each form of the merged O that sm90 has and in its tiles of any
-/// number of rows.
+/// number of rows. With many heads a tile has fewer runs than segments.
 #[test]
 fn many_segments_have_the_same_bits_in_both_families_on_a_gpu() {
     let Some(subject) = Subject::gpu() else { return };
-    for (dtype, head_dim) in [(Dtype::Bf16, 64), (Dtype::Fp16, 128), (Dtype::Bf16, 160), (Dtype::Fp16, 256)] {
-        let extras = Extras { batch_invariant: true, ..Extras::default() };
-        let case =
-            Case { causal: Causal::BottomRight, seqlen_k: 4200, seed: 43, extras, ..Case::plain(dtype, 130, head_dim) };
+    let forms = [(Dtype::Bf16, 64), (Dtype::Fp16, 128), (Dtype::Bf16, 160), (Dtype::Fp16, 256)];
+    let extras = Extras { batch_invariant: true, ..Extras::default() };
+    let cases = forms.map(|(dtype, head_dim)| Case {
+        causal: Causal::BottomRight,
+        seqlen_k: 4200,
+        seed: 43,
+        extras,
+        ..Case::plain(dtype, 130, head_dim)
+    });
+    let of_many_heads = Case { batch_size: 1, num_heads_q: 40, num_heads_kv: 4, seqlen_q: 70, ..cases[0].clone() };
+    for case in cases.into_iter().chain([of_many_heads]) {
         let data = Data::random(&case);
         let results = of_each_family(&subject, &case, &data);
         assert_eq!(results.len() > 1, subject.backend.device().arch == Arch::Sm(9, 0));
@@ -343,6 +350,9 @@ fn configs_of_each_family(subject: &Subject, case: &Case) -> Vec<Config> {
     let rows = |config: &Config| config.get("block_m").unwrap();
     let of_sm90: Vec<_> = configs.iter().filter(|config| config.family == Family::Sm90).map(rows).collect();
     assert!(of_sm90.is_empty() || of_sm90.len() >= 2, "{of_sm90:?}");
+    // With two segments and more some of them split at the segments.
+    let are_split = configs.iter().any(|config| config.family == Family::Sm90 && config.get("num_splits") > Some(1));
+    assert!(of_sm90.is_empty() || are_split == problem.may_split_segments(), "{case}");
     configs
 }
 

@@ -1,7 +1,7 @@
 //! The forward pass of the sm90 family: each consumer warpgroup computes 64 query rows.
 
 use super::forward_alternatives;
-use super::forward_geometry::{ForwardKnobs, usable_splits};
+use super::forward_geometry::{ForwardKnobs, SEGMENT_SPLITS, usable_splits};
 use super::forward_heuristic::{
     MOST_KEYS_OF_8_MB, decode_rows, decode_splits, fits_q_slot, group_mb, may_be_stale, may_split, may_store_apart,
     short_sequences, stored_by_tma,
@@ -14,9 +14,9 @@ use crate::family::combine;
 use crate::family::knob::{Constraint, Knob};
 use crate::family::limits::{divides_mask_blocks, divides_scale_blocks, grid, mask_blocks, shared_memory};
 use crate::family::space::Space;
-use crate::family::spec::{Arguments, Axis, Boxes, KernelSpec, Schedule};
+use crate::family::spec::{Arguments, Axis, Boxes, KernelSpec, Schedule, Turn};
 use crate::family::time::Work;
-use crate::problem::{MAX_SPLITS, Problem};
+use crate::problem::{MAX_SEGMENTS, MAX_SPLITS, Problem};
 
 /// Keys of 8 bits that a producer's four warps convert in registers at a time, eight each.
 const CONVERTED_ROWS: u32 = 32;
@@ -25,8 +25,11 @@ impl Space for ForwardKnobs {
     const CONSTRAINTS: &'static [Constraint<Self>] = &[
         Constraint {
             name: "num_splits",
-            reason: "a launch makes no more splits than the workspace has room for; the keys under a block mask are no range, and a batch-invariant sum is in one order",
-            holds: |p, k, _| k.num_splits == 1 || may_split(p) && i64::from(k.num_splits) <= p.max_splits(),
+            reason: "a launch makes no more splits than the workspace has room for; the keys under a block mask are no range; batch-invariant splits are segments, whose number each launch finds",
+            holds: |p, k, _| match p.batch_invariant {
+                true => k.num_splits == 1 || k.num_splits == SEGMENT_SPLITS && p.may_split_segments(),
+                false => k.num_splits == 1 || may_split(p) && i64::from(k.num_splits) <= p.max_splits(),
+            },
         },
         Constraint {
             name: "stale_max",
@@ -193,6 +196,9 @@ impl Space for ForwardKnobs {
             reads_widened: self.widens == 1,
             ..KernelSpec::MAIN
         };
+        if problem.batch_invariant && self.num_splits > 1 {
+            return ForwardKnobs::of_segments(main);
+        }
         let widen = (self.widens == 1).then(|| self.widen());
         let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits));
         let mut of_short = self.of_short_sequences(problem).into_iter();
@@ -230,6 +236,15 @@ impl ForwardKnobs {
             }
             false => vec![decode],
         }
+    }
+
+    /// The kernels of a batch-invariant problem whose keys are split at segments: the main one,
+    /// what merges states, and one that merges all segments itself, for launches whose workspace
+    /// has no room for their states.
+    fn of_segments(main: KernelSpec) -> Vec<KernelSpec> {
+        let of_whole = KernelSpec { is_main: false, turn: Turn::Unsplit, most_splits: 1, ..main };
+        let split = KernelSpec { turn: Turn::Split, most_splits: MAX_SEGMENTS as u32, ..main };
+        vec![split, combine::runs(), of_whole]
     }
 
     /// The kernel that writes K and V in 16 bits: two CTAs, of K and of V, for each 128 keys of a

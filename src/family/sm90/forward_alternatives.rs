@@ -1,6 +1,6 @@
 //! Configs of the sm90 forward pass beside the heuristic's, among which the model of times chooses.
 
-use super::forward_geometry::{ForwardKnobs, SPLITS, common_box_rows};
+use super::forward_geometry::{ForwardKnobs, SEGMENT_SPLITS, SPLITS, common_box_rows};
 use super::forward_heuristic::{FEW_KEYS, of_rows, stored_by_tma, tile_of_full_device};
 use super::warpgroup::{WARPGROUP_ROWS, tiles_differ};
 use crate::device::Device;
@@ -12,7 +12,7 @@ use crate::problem::{Features, Problem};
 /// pages, blocks of 128 keys are the only others, and tiles of 64 rows alone are split.
 /// Other features than pages take registers, so problems with any keep to the tiles of the
 /// heuristic and of records. A batch-invariant problem has the heuristic's config with other
-/// numbers of rows alone.
+/// numbers of rows alone, each also with its keys split into runs of segments.
 pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let Features { varlen, paged, .. } = problem.features;
     let is_plain = Features { varlen: None, paged: None, ..problem.features } == Features::NONE;
@@ -21,9 +21,14 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     }
     let (rows, ..) = tile_of_full_device(problem);
     if problem.batch_invariant {
-        // The order of sums fixes the keys of a block, and the keys of a row are never split.
+        // The order of sums fixes the keys of a block, and where the keys of a row may be split.
         let heights = [64, 128, 192, 256].into_iter().filter(|block_m| *block_m <= rows);
-        return heights.filter_map(|block_m| of_rows(problem, device, block_m)).collect();
+        let whole: Vec<_> = heights.filter_map(|block_m| of_rows(problem, device, block_m)).collect();
+        let of_split = |config: &ForwardKnobs| ForwardKnobs { num_splits: SEGMENT_SPLITS, tma_store: 0, ..*config };
+        // Four consumers spill.
+        let split = whole.iter().filter(|config| config.block_m < 256).map(of_split);
+        let split: Vec<_> = split.filter(|config| config.fits(problem, device)).collect();
+        return whole.into_iter().chain(split).collect();
     }
     // A server prepares few kernels, so over pages there are fewer to choose from.
     let lowest = if paged.is_some() { 128 } else { 64 };

@@ -21,6 +21,10 @@ const WARPGROUP_THREADS: u32 = 128;
 
 pub const SPLITS: [u32; 12] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32];
 
+/// What stands for the splits of a batch-invariant problem, which are runs of segments. Each launch
+/// has room for the states of all segments, and a number of runs (`Problem::runs_of_segments`).
+pub const SEGMENT_SPLITS: u32 = 32;
+
 /// The numbers of splits that the workspace of a problem has room for.
 pub fn usable_splits(problem: &Problem) -> &'static [u32] {
     let most = problem.max_splits();

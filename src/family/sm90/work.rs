@@ -33,6 +33,12 @@ const ROW_ACROSS_SECTORS: f64 = 5.1;
 /// Bytes of partial states that an SM writes or reads in a microsecond, fitted to an H200 and an
 /// H100. L2 holds many of them between kernels, so memory's rate does not decide.
 const PARTIAL_STATE_BYTES_PER_US: f64 = 30_000.0;
+/// The same of the states of a batch-invariant problem, and further cycles of a tile of one run.
+/// With them the model splits tiles of 128 rows of 256 queries over 8,192 keys with 32 heads, and
+/// not of 384, as an H100 measured where each run had one segment
+/// (docs/tuning/batch-invariant.md#runs-of-segments).
+const SEGMENT_STATE_BYTES_PER_US: f64 = 44_000.0;
+const SEGMENT_END: f64 = 1500.0;
 
 /// What a block takes more for each tile of a head, as a share of its time, where a tile slows down
 /// on long heads.
@@ -199,6 +205,8 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
     let &ForwardKnobs { block_m, block_n, num_splits, ctas_per_sm, q_stages, v_stages, .. } = knobs;
     let (has_one_q_slot, has_one_v_slot, costs) = (q_stages == 1, v_stages == 1, &COSTS);
     let stores_apart = knobs.stores_apart();
+    let is_of_runs = problem.batch_invariant && num_splits > 1;
+    let num_splits = if is_of_runs { problem.runs_of_segments(block_m) } else { num_splits };
     let tile =
         ForwardTile { block_m, block_n, num_splits, ctas_per_sm, has_one_q_slot, stores_apart, has_one_v_slot, costs };
     let work = of_forward(&tile, problem, device)?;
@@ -284,7 +292,11 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let ctas = [f64::from(tile.ctas_per_sm), 1.0];
     let per_block = ctas.map(per_block);
     let is_masked = tiles_differ(problem);
-    let of_split = if splits > 1.0 { costs.split } else { 0.0 };
+    let of_split = match (splits > 1.0, problem.batch_invariant) {
+        (false, _) => 0.0,
+        (true, false) => costs.split,
+        (true, true) => SEGMENT_END,
+    };
     let dim = problem.head_dim as f64;
     let of_q_slot = |ctas: f64| match (tile.has_one_q_slot, tile.stores_apart) {
         (_, true) => costs.stored_apart,
@@ -324,11 +336,19 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let row_cycles = cycles_of_row(problem.head_dim) + cycles_of_row(problem.head_dim_v);
     let elements = problem.num_heads_q * sq + problem.num_heads_kv * sk;
     let tiles = tiles_of_heads(heads, tiles_of_head, cycles);
+    // The run of the last keys leaves one state, and the others one of each segment.
+    let states = match problem.batch_invariant {
+        false => splits,
+        true => 1.0 + (1.0 - 1.0 / splits) * f64::from(problem.segments()),
+    };
     // O and LSE in fp32, once written and once read.
-    let partial_bytes = splits * 8.0 * ((problem.partial_cols() + 1) * problem.query_rows()) as f64;
+    let partial_bytes = states * 8.0 * ((problem.partial_cols() + 1) * problem.query_rows()) as f64;
     let combine_us = match tile.num_splits {
         1 => 0.0,
-        _ => COMBINE_LAUNCH_US + partial_bytes / (PARTIAL_STATE_BYTES_PER_US * sm_count),
+        _ => {
+            let rate = if problem.batch_invariant { SEGMENT_STATE_BYTES_PER_US } else { PARTIAL_STATE_BYTES_PER_US };
+            COMBINE_LAUNCH_US + partial_bytes / (rate * sm_count)
+        }
     };
     Some(Work {
         tiles: times(splits, tiles),

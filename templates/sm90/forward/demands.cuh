@@ -15,7 +15,7 @@ static_assert(!kHasWindow || kHasBlockMask || kVStages > (kBlockM - 64 + kBlockN
 static_assert(!kStoresApart || kBoxesO > 0 && !kIsBatchInvariant, "half of the boxes; a merged O takes all shared memory");
 static_assert(!kMaySplit || !kTmaStore, "a partial O is fp32, which no slot holds");
 static_assert(!kMaySplit || !kHasBlockMask, "splits are ranges of keys, and a list is none");
-static_assert(!kIsBatchInvariant || (kBlockN == 64 && !kStaleMax && !kMaySplit), "device/attention/fixed_order.cuh");
+static_assert(!kIsBatchInvariant || kBlockN == 64 && !kStaleMax, "device/attention/fixed_order.cuh");
 static_assert(!kPagesByTma || kKeyBoxRows % 8 == 0, "a box begins where the swizzle's pattern does");
 static_assert(kConverts && kLaunchBoxRows == 0 || kLaunchBoxRows == (kPagesByThreads ? 0 : kKeyBoxRows), "src/family computes the same");
 static_assert(!kConvertsInPlace || kKeyBoxRows % 8 == 0, "a box begins where the swizzle's pattern does");

@@ -198,7 +198,7 @@ __device__ __forceinline__ void load_from_pages(const KernelParams& params, cons
     using Loader = PageLoader<kPagesByTma>;
     Loader loader{params, shared, map_k, map_v, lane};
     Ring<kQStages> ring_q;
-    TileFeed<QueryTiles<kDecodeRows>> feed(params, tile_counter);
+    TileFeed<ForwardTiles> feed(params, tile_counter);
     for (uint32 nth = 0;; ++nth) {
         const Tile tile = take_tile(shared.tiles, feed, nth, is_first, lane);
         if (tile.first < 0) break;

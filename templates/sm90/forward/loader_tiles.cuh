@@ -6,7 +6,7 @@
 #include "device/schedule/tile_slots.cuh"
 
 // The feed over keys of 8 bits. Keys without pages have the feed of load.cuh's caller.
-using EightFeed = Either<kPageSize == 0, DrawingFeed<QueryTiles<kDecodeRows>>, TileFeed<QueryTiles<kDecodeRows>>>::Type;
+using EightFeed = Either<kPageSize == 0, DrawingFeed<ForwardTiles>, TileFeed<ForwardTiles>>::Type;
 
 // A warp's next tile.
 template <class Feed>

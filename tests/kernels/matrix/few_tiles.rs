@@ -12,6 +12,14 @@ const SPLIT_WITH_DROPOUT_MAY_SPILL: u32 = 64;
 /// (docs/tuning/pages.md).
 const BLOCKS_OF_PAGES_MAY_SPILL: u32 = 140;
 
+/// Bytes of consumers where keys are split at segments: 288 now with 128 rows over pages at head
+/// dim 192, up to 160 at other head dims, and a margin of 16.
+const RUNS_MAY_SPILL: u32 = 304;
+
+/// Bytes of a thread's stack there: the rows' merged references and sums, and pieces of the merged
+/// O for which shared memory has no room.
+const MERGED_IN_MEMORY: u32 = 16 + 24 * 16;
+
 /// The configs that a lookup may choose by predicted time, beside the heuristic's and those of
 /// records: one in `one_in` of each problem's, in turns.
 fn alternatives_of(problems: impl Iterator<Item = Problem>, one_in: usize) -> BTreeMap<String, Kernel> {
@@ -109,6 +117,38 @@ fn kernels_that_split_keys_compile() {
         Kernel::of(&problem, &config, &device, may_spill(CONSUMERS, arch, &problem) + of_dropout)
     };
     all_compile(&switched.chain(combined).map(of_one).flat_map(of).collect(), nvrtc, arch);
+}
+
+/// Their batch-invariant ones, whose splits are runs of segments, and what merges the runs.
+#[test]
+fn batch_invariant_kernels_that_split_keys_compile() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let (arch, device) = (Arch::Sm(9, 0), typical(Arch::Sm(9, 0)));
+    let pages = Features { paged: Some(64), varlen: Some(Varlen::default()), ..Features::NONE };
+    let of = |(dim, dtype, features): (i64, Dtype, Features)| {
+        let plain = problem(Pass::Forward, dtype, (dim, dim), Layout::Vec8);
+        let sizes = Problem { batch_size: 1, num_heads_q: 8, num_heads_kv: 2, seqlen_q: 256, seqlen_k: 8192, ..plain };
+        let problem = Problem { causal: Causal::BottomRight, batch_invariant: true, features, ..sizes };
+        let configs = alternatives(&problem, &device).into_iter().filter(|config| config.get("num_splits") > Some(1));
+        configs.flat_map(|config| Kernel::of(&problem, &config, &device, 0)).collect::<Vec<_>>()
+    };
+    let none = Features::NONE;
+    let problems = [
+        (64, Dtype::Bf16, none),
+        (96, Dtype::Fp16, none),
+        (128, Dtype::Bf16, none),
+        (128, Dtype::Fp16, pages),
+        (192, Dtype::Bf16, pages),
+        (256, Dtype::Bf16, none),
+    ];
+    let mut kernels: BTreeMap<_, _> = problems.into_iter().flat_map(of).collect();
+    let mut of_runs = 0;
+    for kernel in kernels.values_mut().filter(|kernel| kernel.spec.template == "sm90_forward") {
+        (kernel.may_spill, kernel.stack, of_runs) = (RUNS_MAY_SPILL, MERGED_IN_MEMORY, of_runs + 1);
+    }
+    assert!(of_runs > 20, "{of_runs}");
+    assert!(kernels.values().any(|kernel| kernel.spec.template == "combine_runs"));
+    all_compile(&kernels, nvrtc, arch);
 }
 
 /// sm90's backward kernels that write dQ, with one tile and, up to head dim 192, with two tiles of
