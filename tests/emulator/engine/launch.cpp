@@ -125,7 +125,7 @@ void start_cta(Cta& cta, Dim block_index, size_t first_stack) {
     cta.warps.resize((threads + 31) / 32);
     cta.fibers.resize(threads);
     cta.warpgroups.resize((threads + 127) / 128);
-    // Of a kernel whose warpgroups have roles, each role lags in some CTA.
+    // Where warpgroups have roles, each role lags in some CTA.
     const size_t lagging = getenv("FLASHTUNE_EMULATOR_LAGS") ? (block_index.x + seed()) % cta.warpgroups.size() : ~size_t(0);
     for (size_t w = 0; w < cta.warps.size(); ++w) {
         const unsigned lanes = std::min<unsigned>(32, threads - w * 32);
