@@ -7,9 +7,9 @@ its O and LSE have the bits of this library's. The order of the graphs changes f
 (order.py), and medians count.
 
 Prints microseconds, the time over the default's, the rows and splits of the tiles, and the largest
-difference from the default. Geometric means follow. "prompts" are whole prompts, "chunks" are
-chunks of too few tiles for a GPU, over longer keys, "long" are longer chunks, "pages" are chunks
-over pages of 64 and 16 keys, "tokens" are single queries.
+difference from the default. Geometric means follow. "prompts" are whole prompts. "chunks" are
+chunks over longer keys with too few tiles for a GPU. "long" are longer chunks. "pages" are chunks
+over pages of 64 and 16 keys. "tokens" are single queries.
 """
 
 import os

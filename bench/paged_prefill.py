@@ -2,11 +2,11 @@
 """Times causal attention of many queries over keys in pages, beside the same keys contiguous, in
 CUDA graphs on one GPU.
 
-"pageN" is flashtune's flash_attn_with_kvcache over pages of N keys in random order, or with
---in-order in that of the keys, with the lengths and the block table on the device. "lengths" is
-the same over contiguous keys. "fa3pageN" is FlashAttention-3's, where it is installed
-with PAGEDKV. The others read contiguous keys. Each call is captured into a graph. The order of the
-graphs changes from round to round (order.py), and medians count.
+"pageN" is flashtune's flash_attn_with_kvcache over pages of N keys, with the lengths and the block
+table on the device. Pages are in random order, or with --in-order in the order of the keys.
+"lengths" is the same call over contiguous keys. "fa3pageN" is FlashAttention-3's, where it is
+installed with PAGEDKV. The others read contiguous keys. Each call is captured into a graph. The
+order of the graphs changes from round to round (order.py), and medians count.
 
 Prints the microseconds of each call, then "pageN/dense", the time with pages over flashtune's
 without, and the time of FA3 with the same pages over flashtune's. "difference" is the largest

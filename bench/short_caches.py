@@ -2,9 +2,9 @@
 """Times one query over short caches, as the library splits the keys and unsplit, in CUDA graphs on
 one GPU.
 
-Each call is flash_attn_with_kvcache with the lengths on the device: "flashtune" with the library's
-number of splits, "unsplit" and "two" with at most one and two, "pageN" over pages of N keys in
-random order with --page. With "random lengths" a sequence has an eighth of the cache or more.
+Each call is flash_attn_with_kvcache with the lengths on the device. "flashtune" has the library's
+number of splits; "unsplit" and "two" have at most one and two. "pageN", with --page, has pages of N
+keys in random order. With --random a sequence's length is an eighth of the cache or more.
 "cudnn" reads all keys. L2 is warm: a graph is replayed again and again. The order of the graphs
 changes from round to round (order.py), and medians count.
 

@@ -1108,8 +1108,9 @@ typedef struct flashtune_forward_params {
    *
    * With int4, dropout_p is 0, and k_descale and v_descale are NULL, since rows hold their
    * scales. On a CUDA context addresses and strides are the same multiples, head dims are at
-   * most 256, and there is no block mask and no batch_invariant. The decode kernels serve all
-   * calls, so prompts read the keys once for each 64 rows, queries times heads of a GQA group.
+   * most 256, and there is no block mask and no batch_invariant. The decode kernels read the
+   * keys once for each 64 rows, queries times heads of a GQA group. On compute capability 9.0
+   * with dtype BF16, the keys of prompts are first widened to 16 bits if the workspace has room.
    */
   int32_t kv_dtype;
   /**
@@ -2026,9 +2027,11 @@ int32_t flashtune_forward_supported(struct flashtune_context *context,
  * - Few queries: seqlen_q * num_heads_q / num_heads_kv is at most 96, or at most 192 with seqlen_q
  *   up to 19. In addition, seqlen_k is at least 128, or batch_invariant is 1.
  * - Few query tiles: batch_size * num_heads_q * ceil(seqlen_q / 64) is at most 320, and seqlen_k
- *   is at least 512. The size is then at most 163840 * (head_dim_v + 5) bytes. With
- *   batch_invariant the product is at most 288, seqlen_k is above 1024, there is no feature but
- *   pages and seqused_k, and the size is at most 1048576 * (head_dim_v + 5) bytes.
+ *   is at least 512. The size is then at most 163840 * (head_dim_v + 5) bytes. With head dims up
+ *   to 64 and seqlen_k at least 8192, the product is at most 864, and the size is at most 442368 *
+ *   (head_dim_v + 5) bytes. With batch_invariant, the product is at most 288, seqlen_k is above
+ *   1024, and there is no feature but pages, cu_seqlens_k and seqused_k. The size is then at most
+ *   1048576 * (head_dim_v + 5) bytes.
  * - Short sequences over pages, with cu_seqlens_q or seqused_q: batch_size * num_heads_kv is at
  *   most 132, num_heads_q / num_heads_kv at most 64, and seqlen_k at least 512. With up to 16
  *   query heads for each K/V head, the size is then at most 16896 * (head_dim_v + 5) bytes. With

@@ -8,7 +8,7 @@
 #              many tiles
 # --seed       chooses the order in which warps run and copies arrive
 # --overlaps   hides what a kernel wrote from the kernel behind it until that waits
-# --lags       in one warpgroup of each CTA, the lanes behind the first run only if nothing else can
+# --lags       in one warpgroup of each CTA, lanes 1 to 31 of a warp run only if nothing else can
 # --templates  a folder as FLASHTUNE_TEMPLATES names; tests/emulator/ptx replaces its device/ptx
 #
 # The emulator (tests/emulator) is compiled by g++ into target/emulator when its sources change.

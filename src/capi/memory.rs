@@ -15,8 +15,7 @@ use crate::problem::Problem;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// Kernels load vectors, so strides and addresses decide the layout class. Only kernels read
-    /// lengths. `widens`: kernels may write 8-bit and int4 keys to the workspace in
-    /// 16 bits.
+    /// lengths. `widens`: kernels may write 8-bit and int4 keys to the workspace in 16 bits.
     Device { widens: bool },
     /// The head dims alone decide the layout class. The CPU loads unaligned data, and a class that
     /// followed malloc would change from call to call. A launch checks lengths.

@@ -340,8 +340,9 @@ pub struct flashtune_forward_params {
     ///
     /// With int4, dropout_p is 0, and k_descale and v_descale are NULL, since rows hold their
     /// scales. On a CUDA context addresses and strides are the same multiples, head dims are at
-    /// most 256, and there is no block mask and no batch_invariant. The decode kernels serve all
-    /// calls, so prompts read the keys once for each 64 rows, queries times heads of a GQA group.
+    /// most 256, and there is no block mask and no batch_invariant. The decode kernels read the
+    /// keys once for each 64 rows, queries times heads of a GQA group. On compute capability 9.0
+    /// with dtype BF16, the keys of prompts are first widened to 16 bits if the workspace has room.
     pub kv_dtype: i32,
     /// The type of out, and of bias: 0 means dtype. With dtype E4M3 it must be FP16 or BF16.
     pub out_dtype: i32,

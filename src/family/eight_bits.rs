@@ -9,9 +9,9 @@ use crate::problem::{Layout, Problem};
 /// The widest rows of int4 of a warp: more columns of V would not fit its registers.
 const MOST_FOUR_BIT_COLUMNS: i64 = 256;
 
-/// The families that do a problem with 8 bits or int4, where these are others than with 16 bits: q
-/// of 8 bits has a family of its own, int4 has `decode` and `sm90`, which widens it for prompts,
-/// and no family has scales in the walk of `batch_invariant`.
+/// The families that do a problem with 8 bits or int4, where these are others than with 16 bits. q
+/// of 8 bits has a family of its own. int4 has `decode`, and for prompts `sm90`, which widens it.
+/// No family has scales in the walk of `batch_invariant`.
 pub fn own_families(problem: &Problem, device: &Device) -> Option<&'static [Family]> {
     if problem.features.four_bits.is_some() {
         return Some(match four_bits_refusal(problem) {

@@ -151,8 +151,8 @@ pub enum Schedule {
 pub enum Arguments {
     /// KernelParams.
     Params,
-    /// KernelParams, and the tensor maps of K and V with boxes of so many keys. The rows of so many
-    /// heads are one row of the maps.
+    /// KernelParams, and the tensor maps of K and V with boxes of `box_rows` keys. The rows of
+    /// `heads` heads are one row of the maps.
     ParamsKeyMaps { box_rows: u32, heads: u32 },
     /// KernelParams, the tensor maps of Q, K, V and O, in the backward pass dO, and the address of
     /// a tile counter: NULL unless it `is_dynamic`.

@@ -37,7 +37,7 @@ pub struct KeyMaps {
 }
 
 impl KeyMaps {
-    /// Boxes of so many keys. The rows of so many heads are one row.
+    /// Boxes of `box_rows` keys. The rows of `heads` heads are one row.
     pub fn encode(driver: &Driver, call: &Call, box_rows: u32, heads: u32) -> Result<KeyMaps> {
         let [k, v] = key_tensors(&call.in_units(), box_rows)?.map(|tensor| with_heads_in_rows(tensor, heads));
         Ok(KeyMaps { k: TensorMap::encode(driver, &k)?, v: TensorMap::encode(driver, &v)? })
@@ -135,8 +135,8 @@ fn key_tensors(call: &Call, box_rows: u32) -> Result<[Tensor; 2]> {
     Ok(tensors.map(|tensor| Tensor { fetch: Fetch::Bytes128, ..tensor }))
 }
 
-/// The tensor whose rows have the columns of `heads` heads, where these lie one after the other. A
-/// kernel does not use the map where they lie apart.
+/// The tensor whose rows have the columns of `heads` heads, which lie one after the other. If they
+/// lie apart, kernels do not use the map.
 fn with_heads_in_rows(tensor: Tensor, heads: u32) -> Tensor {
     let Tensor { mut extents, mut strides, .. } = tensor;
     // (dim, seqlen, head, batch), or (dim, row, back, end, head).

@@ -168,7 +168,7 @@ impl Range {
         needed.max().unwrap_or(0)
     }
 
-    /// The size with as many keys as a batch-invariant problem may have whose segments are split.
+    /// The size with the most keys with which a batch-invariant problem is split at segments.
     fn size_at_most_segments(&self, (batch_size, seqlen_q, seqlen_k): (i64, i64, i64)) -> Option<(i64, i64, i64)> {
         let problem = Problem { batch_size, seqlen_q, seqlen_k, ..self.largest };
         let most = problem.most_segment_keys()?.min(seqlen_k);

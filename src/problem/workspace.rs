@@ -163,7 +163,8 @@ impl Problem {
         self.batch_invariant && is_plain && self.may_split_tiles() && !self.has_varlen_queries()
     }
 
-    /// The most keys with which such a problem is split, whatever its own; None if none is.
+    /// The most keys with which the problem would be split, whatever its `seqlen_k`; None if it is
+    /// split with no number of keys.
     pub fn most_segment_keys(&self) -> Option<i64> {
         let tiles = self.tiles_of_least_rows();
         let splits = self.may_split_segments() && (1..=MOST_TILES_OF_SEGMENTS).contains(&tiles);

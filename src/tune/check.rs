@@ -10,6 +10,7 @@ use super::features::{FeatureGradient, ListDensity};
 use super::lengths::{Lengths, RAGGED};
 use super::values;
 use crate::backend::{Backend, Executable};
+use crate::config::Config;
 use crate::cpu::Cpu;
 use crate::dropout::Dropout;
 use crate::error::Result;
@@ -43,7 +44,7 @@ impl Check {
     }
 
     /// The largest relative error of any row; or, in one sentence, what is wrong.
-    pub fn run(&self, backend: &Backend, executable: &Executable) -> Result<Result<f64, String>> {
+    pub fn run(&self, backend: &Backend, config: &Config, executable: &Executable) -> Result<Result<f64, String>> {
         let mut worst = 0.0;
         for case in &self.cases {
             let problem = &case.arena.call().problem;
@@ -72,7 +73,7 @@ impl Check {
             }
             if let Some(expected) = &case.expected_lse {
                 let error = lse_error(&case.arena.read_lse(backend)?, expected);
-                let allowed = lse_bound_of(problem);
+                let allowed = lse_bound_of(problem, config);
                 if error.is_nan() || error > allowed {
                     return Ok(Err(format!("lse is off by {error:.1e}; {allowed:.1e} is allowed")));
                 }
@@ -234,11 +235,11 @@ fn bound_of(problem: &Problem) -> f64 {
 /// each).
 const LSE_BOUND: f64 = 1e-3;
 
-/// The bound of a problem's candidates. One that widens int4 rounds k to bf16, so each product of a
-/// score is off by up to 2^-9 of it. In a row that sees one key the LSE is as far off as the score.
-fn lse_bound_of(problem: &Problem) -> f64 {
-    let may_round = problem.features.four_bits.is_some() && problem.keeps_widened_kv();
-    LSE_BOUND + if may_round { 1.0 / 64.0 } else { 0.0 }
+/// The bound of a candidate. One that widens int4 rounds k to bf16, so each product in a score is
+/// off by up to 2^-8 of itself. In a row that sees one key, the LSE is as far off as the score.
+fn lse_bound_of(problem: &Problem, config: &Config) -> f64 {
+    let rounds = problem.features.four_bits.is_some() && config.get("widens") == Some(1);
+    LSE_BOUND + if rounds { 1.0 / 64.0 } else { 0.0 }
 }
 
 /// The largest ‖row - expected row‖ / (‖expected row‖ + the tensor's mean row norm); NaN if an
@@ -366,8 +367,9 @@ mod tests {
             let problem = Problem { pass, features, ..PROBLEM };
             problem.validate().unwrap();
             let check = Check::new(&cpu, &problem).unwrap();
-            let executable = cpu.build(&problem, &family::heuristic(&problem, cpu.device())).unwrap();
-            let error = check.run(&cpu, &executable).unwrap().unwrap();
+            let config = family::heuristic(&problem, cpu.device());
+            let executable = cpu.build(&problem, &config).unwrap();
+            let error = check.run(&cpu, &config, &executable).unwrap().unwrap();
             assert!(error > 0.0 && error < bound(Dtype::Bf16), "{pass:?}: {error}");
         }
     }

@@ -151,7 +151,7 @@ impl Bench for Rig<'_> {
         let (Some(check), Some(executable)) = (&self.check, self.executables.get(config)) else {
             return Err(Fault::Bench(Error::new(Status::Internal, "the check was not made")));
         };
-        check.run(self.backend, executable).map_err(blame)?.map_err(Fault::Candidate)
+        check.run(self.backend, config, executable).map_err(blame)?.map_err(Fault::Candidate)
     }
 
     fn sample(&mut self, config: &Config) -> Result<Elapsed, Fault> {

@@ -1,5 +1,5 @@
-//! The operands behind q, k and v: the seed, one or more for each feature in ascending order of the
-//! bits, and the scales of 8-bit tensors.
+//! The operands after q, k and v: the seed, one or more operands for each feature in ascending
+//! order of the bits, and the scales of 8-bit tensors.
 
 use super::c_api::{DTYPE_F32, DTYPE_PRED, DTYPE_S32, DTYPE_U8, DTYPE_U32};
 use super::failure::{Failure, Result};

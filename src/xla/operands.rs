@@ -119,8 +119,9 @@ pub fn scores(
     Ok(flashtune_scores_tensor { data: buffer.data, stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k })
 }
 
-/// The strides of a tensor that broadcasts to `full`, whose first dimension is the batch. Under
-/// leading dimensions the batch is whole, since one stride must lead through all of them.
+/// The strides of a tensor that broadcasts to `full`, whose first dimension is the batch. With
+/// leading dimensions the batch must not be broadcast, since one stride must lead through all of
+/// them.
 pub fn broadcast<const N: usize>(
     name: &str,
     buffer: &Buffer,

@@ -1,8 +1,8 @@
 //! The params of a pass, from the buffers and attributes of a call.
 //!
 //! Forward pass: the arguments are q, k and v; then seed, if dropout_p is not 0; then the tensors
-//! of each feature, in ascending order of the bits; then q_descale with q in e4m3, k_descale and
-//! v_descale with k and v of 8 bits. A block mask has num_blocks and indices, and with
+//! of each feature, in ascending order of the bits; then q_descale if q is e4m3; then k_descale and
+//! v_descale if k and v have 8 bits. A block mask has num_blocks and indices, and with
 //! has_full_blocks those of full blocks. The results are out, and lse if it is wanted.
 //!
 //! Backward pass: the arguments are q, k, v, out, lse and dout; then dlse with its feature; then

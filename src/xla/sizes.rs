@@ -23,7 +23,7 @@ pub struct Sizes<'a> {
     pub totals: [i64; 2],
     /// The batch entries or pages of k, 1 if it is packed, and the rows of each.
     pub rows_of_keys: [i64; 2],
-    /// The shape of out, and of q and its gradient but for their last dimension.
+    /// The shape of out. q and its gradient have it too, except for the last dimension.
     pub out: Vec<i64>,
     pub lse: Vec<i64>,
 }
@@ -79,7 +79,7 @@ impl<'a> Sizes<'a> {
     }
 }
 
-/// The number of sequences of packed queries: cu_seqlens_q says it.
+/// The number of sequences of packed queries, from the shape of cu_seqlens_q.
 fn sequences(options: &Options, rest: &Operands) -> Result<i64> {
     let before = [FLASHTUNE_FEATURE_ALIBI, FLASHTUNE_FEATURE_BIAS, FLASHTUNE_FEATURE_MASK, FLASHTUNE_FEATURE_SINKS];
     let before = before.iter().filter(|bit| options.features & **bit != 0).count();

@@ -3,7 +3,8 @@
 // or three aligned pieces of 64 bytes. A row of 8 bits at head dim 64 is one such piece, which
 // takes TMA more than half of the time of 128 bytes. The rows of a key's heads mostly lie one after
 // the other. So a team has a warp for each head, and its threads copy the heads' rows as one.
-// keys_tma.cuh has the same interface.
+// keys_tma.cuh has the same interface. From sm_90 on, keys_heads_tma.cuh copies such rows by TMA if
+// they make whole lines together.
 //
 // Each thread copies chunks of 16 bytes of one key of the block: every kHeads-th of the heads' rows
 // together. 32 / kHeads keys belong to one warp, so that its lanes read kHeads chunks of each.

@@ -3,10 +3,10 @@
 // the tensor, so that boxes have whole lines of 128 bytes (keys_heads.cuh tells what rows of one
 // head cost). keys_tma.cuh has the same interface.
 //
-// Each stage of a team's ring has two barriers. `full` counts the bytes of the stage's K and V, and
-// each warp arrives at `empty` when it has read its head's. The warps of a team take turns in
-// loading: a block's warp waits until the others have read the block that it overwrites. So no
-// warp waits for the slowest in each block.
+// Each stage of a team's ring has two barriers. `full` counts the bytes of the stage's K and V.
+// Each warp arrives at `empty` when it has read the rows of its head. The warps of a team load
+// blocks in rotation: the warp that loads a block waits until the others have read the block that
+// it overwrites. So a warp does not wait for the slowest one in each block.
 //
 // Where the rows of heads lie apart, or a CTA has heads that do not exist, each warp copies the
 // rows of its own head by cp.async.
@@ -27,8 +27,8 @@ struct HeadsTile {
     static constexpr bool kMoves = false;  // columns are not reached by `moved`
     static_assert(kCols % 8 == 0, "rows are whole chunks");
 
-    // As All::place, with unsigned numbers and what does not depend on the stage apart from it, so
-    // that the compiler may compute that once.
+    // As All::place, with unsigned numbers. The part that does not depend on the stage is added
+    // separately, so that the compiler can compute it once.
     static __device__ __forceinline__ uint32 place(uint32 tile, uint32 row, uint32 chunk) {
         const uint32 at = threadIdx.x / 32 % kHeads * (kCols / 8) + chunk;
         return tile + (row * kBoxRowBytes + ((at ^ row) & 7) * 16 + at / 8 * All::kBoxBytes);
@@ -81,7 +81,7 @@ class Keys {
     BlockWalk next;    // its block is loaded next, by this warp
     int stage = 0;
     uint32 parity = 0;   // of the stage's `full` when the acquired block has arrived
-    int turn = 0;        // blocks of the team until this warp loads one, in the prologue and later
+    int turn = 0;        // blocks that other warps load before this warp loads one
 
     __device__ __forceinline__ uint32 full(int slot) const { return ring.barriers + slot * 16; }
     __device__ __forceinline__ uint32 empty(int slot) const { return ring.barriers + slot * 16 + 8; }
@@ -115,7 +115,7 @@ class Keys {
         pages.fetch(next.block, next.end_of_pages(), place.lane);
     }
 
-    // Loads the slot if it is this warp's turn. kWaits: others may still read what the slot holds.
+    // Loads the slot if it is this warp's turn. kWaits: others may still read the slot's block.
     template <bool kWaits>
     __device__ __forceinline__ void load_in_turn(int slot, uint32 parity_of_empty) {
         if (turn == 0) {

@@ -104,7 +104,7 @@ fn int4_compiles_in_both_dtypes() {
     };
     let (g32, g64) = (Four::Int4g32, Four::Int4g64);
     let fp16 = Problem { dtype: Dtype::Fp16, ..of(g64, 128, 4, PAGED) };
-    // More are sm90's on Hopper.
+    // With more queries, sm90 comes first on Hopper.
     let prompt = Problem { seqlen_q: 80, seqlen_k: 4096, ..of(g32, 128, 4, PAGED) };
     let narrow_v = Problem { head_dim_v: 64, ..of(g64, 192, 8, Features::NONE) };
     let wide = [of(g32, 256, 4, Features::NONE), of(g64, 256, 32, PAGED)];

@@ -93,8 +93,8 @@ def attention(
     batch_invariant: True gives each query the same output bits in any call: in a prefill at once,
         in chunks and while decoding, alone and in any batch. It costs time. The C header lists the
         conditions at batch_invariant. Gradients are not covered, and dropout is refused.
-    q_descale, k_descale, v_descale: with tensors of 8 bits, their scales, as `attention_kvcache`
-        takes them. Such a call has no gradient.
+    q_descale, k_descale, v_descale: the scales of 8-bit tensors, as `attention_kvcache` takes them.
+        Such a call has no gradient.
     """
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
     features = _features.of(
@@ -125,7 +125,8 @@ def attention_varlen(
         sequence, if the host can read the lengths. bias and mask broadcast to (batch, heads_q,
         max_seqlen_q, max_seqlen_k), and mask_bits likewise.
     q_descale, k_descale, v_descale: as in `attention`. With cu_seqlens_k, (total_k, heads_kv) has a
-        scale for each key of k or v.
+        scale for each key of k or v. Where total_k is the batch size, that shape has the scales of
+        sequences, and (1, total_k, heads_kv) those of keys.
     """
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
     features = _features.of(

@@ -6,14 +6,14 @@ from ._errors import InvalidArgumentError
 _ALONE = {**_call.DTYPES, "float8_e4m3fn": _structs.DTYPE_E4M3}
 """The numbers of the dtypes that q, k and v may all have, by their names."""
 _BESIDE_NARROW = {name: _ALONE[name] for name in ("float16", "bfloat16")}
-"""Those of q beside k and v of 8 bits or int4."""
+"""The dtypes of q beside k and v of 8 bits or int4."""
 
 
 def numbers(names, int4_group, shown, backward=False):
     """(the C header's number of q's dtype, that of k's and v's if it is another, else 0).
 
-    names: of the dtypes of q, k and v. `shown` makes the words of a message from such a name.
-    backward: only dtypes that have a backward pass.
+    names: the names of the dtypes of q, k and v. `shown` formats such a name for a message.
+    backward: allow only dtypes that have a backward pass.
     """
     q, k, _ = names
     narrow, wanted, reason = 0, q, ", as q is"

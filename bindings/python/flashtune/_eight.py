@@ -107,7 +107,10 @@ def pack(features, q_number, kv_number, out_number, dims, k_shape, lib, q):
     if not has_keys:
         return NONE, NO_SCALES
     of_heads, blocks = (dims[0], dims[2]), -(-dims[4] // SCALE_BLOCK)
-    of_rows = {of_heads: 0, (dims[0], blocks, dims[2]): SCALE_BLOCK, tuple(k_shape[:-1]): 1}
+    of_keys = tuple(k_shape[:-1])
+    # With as many packed keys as sequences, scales of two dims are those of sequences.
+    of_keys = (1, *of_keys) if of_keys == of_heads else of_keys
+    of_rows = {of_heads: 0, (dims[0], blocks, dims[2]): SCALE_BLOCK, of_keys: 1}
     found = {}
     for name in used:
         given = getattr(features, name, None)
@@ -132,7 +135,7 @@ def _place(name, array, address, shape, strides, allowed):
         raise InvalidArgumentError(f"{name} has shape {tuple(shape)}; it must be a number, {choices}, or 1 where a scale is shared")
     shape, strides = list(shape), [0 if size == 1 else stride for size, stride in zip(shape, strides)]
     if len(shape) == 2:
-        # One scale for all rows of a sequence, or packed rows, which are one entry.
+        # (entries, heads) with a scale for all rows, or (rows, heads) of packed rows in one entry.
         at = 1 if keys == 0 else 0
         shape.insert(at, 1)
         strides.insert(at, 0)

@@ -34,7 +34,7 @@ def from_status(status, message):
 
 
 def shown(value):
-    """A wrong argument in a message: one line, and not the elements of a large array."""
+    """The text of a wrong argument in a message: one line, and for a large array only its shape."""
     text = " ".join(repr(value).split())
     if len(text) <= 120:
         return text

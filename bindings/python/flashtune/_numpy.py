@@ -273,7 +273,7 @@ def _dtype(given):
 
 
 def _name(dtype):
-    """The dtype's name; with swapped bytes another one, which has no number."""
+    """The dtype's name. Dtypes with swapped bytes have a different name, which has no number."""
     return dtype.name if dtype.isnative else str(dtype)
 
 

@@ -275,3 +275,16 @@ def test_torch_refuses_scales_that_make_no_sense_and_gradients():
 class _NoneLike:
     def __repr__(self):
         return "None-like"
+
+
+def test_scales_of_sequences_come_first_where_there_are_as_many_keys():
+    cu_seqlens, heads = np.array([0, 2, 2, 3], np.int32), HEADS_KV
+    random = np.random.default_rng(6)
+    q, k = (random.standard_normal((3, n, DIM), np.float32).astype(E4M3) for n in (HEADS, heads))
+    v = np.ones((3, heads, DIM), np.float32).astype(E4M3)
+    of_sequences = np.array([[2.0], [3.0], [4.0]], np.float32).repeat(heads, 1)
+    lengths = dict(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
+    out = flashtune.attention_varlen(q, k, v, **lengths, v_descale=of_sequences).astype(np.float32)
+    assert np.allclose(out, np.array([2.0, 2.0, 4.0])[:, None, None], rtol=0.02)
+    out = flashtune.attention_varlen(q, k, v, **lengths, causal=True, v_descale=of_sequences[None]).astype(np.float32)
+    assert np.allclose(out[[0, 2]], np.array([2.0, 4.0])[:, None, None], rtol=0.02) and np.all(out[1] > 2.01)

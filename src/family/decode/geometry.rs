@@ -202,7 +202,7 @@ impl DecodeKnobs {
             0 => (self.block_n * chunks).div_ceil(32 * self.team()),
             _ => 4,
         };
-        // A warp that loads several heads by TMA holds one page in eight blocks.
+        // A warp that loads several heads by TMA holds the page of one of eight blocks.
         let holds_pages = needs_more_addresses(problem) && (self.heads == 1 || self.tma == 0);
         let of_rows = if holds_pages { 8 * tiles } else { 0 };
         // Spare ones: with several heads ptxas packs a kernel of 120 registers into fewer.

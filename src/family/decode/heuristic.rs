@@ -12,7 +12,7 @@ use crate::problem::{MAX_SPLITS, Problem};
 pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
     let shared = of_shared_heads(problem, device).into_iter().map(|tile| with_splits(tile, problem, device));
     let shared: Vec<DecodeKnobs> = shared.collect();
-    // Where one wave of a tile's CTAs fills the device without splits, nothing is combined.
+    // If one wave of a tile's CTAs fills the device without splits, no states are combined.
     let is_whole = |tile: &&DecodeKnobs| {
         let places = f64::from(device.sm_count * tile.ctas_per_sm);
         let is_one_wave = tile.num_splits == 1 && tile.unsplit_ctas(problem) <= places;
@@ -26,9 +26,9 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
 const FULL: f64 = 0.9;
 
 /// Tiles of several heads, whose keys are copied together, for rows of int4 and of 8 bits
-/// (docs/tuning/eight-bits.md#several-heads). TMA copies whole lines of several heads' rows, if
-/// rows of one head are none. Where threads copy, rows of whole sectors and 128 bytes and more are
-/// as fast one by one.
+/// (docs/tuning/eight-bits.md#several-heads). TMA is used if the rows of several heads make whole
+/// lines of 128 bytes and the row of one head does not. If threads copy, rows of whole sectors and
+/// at least 128 bytes are as fast with one head for each CTA.
 fn of_shared_heads(problem: &Problem, device: &Device) -> Vec<DecodeKnobs> {
     let dim = problem.head_dim.max(problem.head_dim_v);
     let row_bytes = [problem.head_dim, problem.head_dim_v].map(|dim| 2 * key_cols(problem, dim));
@@ -56,7 +56,7 @@ fn of_shared_heads(problem: &Problem, device: &Device) -> Vec<DecodeKnobs> {
     let of_lines = |heads: i64| row_bytes.iter().all(|bytes| heads * bytes % LINE_BYTES == 0);
     let is_whole = |bytes: &i64| bytes % SECTOR_BYTES == 0 && *bytes >= LINE_BYTES;
     let by_tma = [(8, 8, 32, 2, 2), (8, 8, 32, 4, 1), (4, 8, 32, 4, 1), (4, 8, 16, 3, 1), (8, 8, 32, 2, 1)];
-    // One CTA is slow to begin and to end.
+    // With one CTA on each SM nothing covers its start and its end, so keys must be long.
     let keys = problem.batch_size * problem.num_heads_kv * problem.seqlen_k;
     let is_long = keys * problem.bytes_of_key() >= LONG_SHARE * i64::from(device.sm_count);
     let by_tma = by_tma.into_iter().filter(|(heads, .., ctas_per_sm)| {
@@ -285,9 +285,9 @@ pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &D
 /// number between was not timed.
 const CTAS_OF_SM: f64 = 1.5;
 
-/// The same of unsplit keys. On an H100, 128 CTAs took 0.76 to 0.97 of the time of twice as many
-/// with equal lengths and 0.85 to 1.00 with random ones, but 96 CTAs 0.87 to 0.96 and 0.94 to 1.20
-/// (docs/tuning/decode.md#one-wave-without-splits). Numbers between were not timed.
+/// The same for unsplit keys. On an H100, 128 unsplit CTAs took 0.78 to 0.97 of the time of two
+/// splits with equal lengths, and 0.84 to 1.00 with random ones. 96 CTAs took 0.87 to 0.96 and 0.94
+/// to 1.20 (docs/tuning/decode.md#one-wave-without-splits). Numbers between were not timed.
 const UNSPLIT_CTAS_OF_SM: f64 = 0.95;
 
 /// The bytes of K and V that a CTA reads while partial states are combined, and the fewest keys of
@@ -316,8 +316,8 @@ impl DecodeKnobs {
         splits == 1 || splits <= self.worthwhile_splits(problem) && (reads_slowly || spared >= COMBINE_BYTES)
     }
 
-    /// Whether the CTAs are so many that those of a short sequence leave their SMs to others, or
-    /// that they read at the memory's rate without splits.
+    /// Whether there are CTAs enough for lengths on the device. With splits, CTAs of short
+    /// sequences leave their SMs to others. Without, the CTAs read at the memory's rate.
     fn spreads(&self, problem: &Problem, num_splits: u32, device: &Device) -> bool {
         let least = if num_splits == 1 { UNSPLIT_CTAS_OF_SM } else { CTAS_OF_SM };
         self.unsplit_ctas(problem) * f64::from(num_splits) >= least * f64::from(device.sm_count)

@@ -164,10 +164,10 @@ impl Space for BackwardKnobs {
         work::backward(self, problem, device)
     }
 
-    /// The heuristic's config and the same with blocks of fewer rows, which need fewer registers;
-    /// each that writes dQ also with tiles that add to it; past head dim 128 one with tiles of few
-    /// keys, where no feature takes more; and each whose CTAs do one tile of a head or add to dQ
-    /// with its walk split, where it pays if `is_busy_alike`.
+    /// The heuristic's config, and the same with blocks of fewer rows, which need fewer registers.
+    /// Each config that writes dQ also comes with tiles that add to dQ. Past head dim 128 there is
+    /// one with tiles of few keys. Each config whose CTAs do one tile of a head or add to dQ also
+    /// comes with its walk split. If `is_busy_alike`, only splits that are expected to pay come.
     fn alternatives(problem: &Problem, device: &Device) -> Vec<Self> {
         let plain = Some(problem).filter(|problem| problem.features == Features::NONE);
         let Some(config) = plain.and_then(|problem| heuristic(problem, device)) else { return Vec::new() };

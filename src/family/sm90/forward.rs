@@ -238,9 +238,9 @@ impl ForwardKnobs {
         }
     }
 
-    /// The kernels of a batch-invariant problem whose keys are split at segments: the main one,
-    /// what merges states, and one that merges all segments itself, for launches whose workspace
-    /// has no room for their states.
+    /// The kernels of a batch-invariant problem whose keys are split at segments: the main one, the
+    /// one that merges states, and a main one that merges all segments itself. Launches whose
+    /// workspace has no room for the states take the last one.
     fn of_segments(main: KernelSpec) -> Vec<KernelSpec> {
         let of_whole = KernelSpec { is_main: false, turn: Turn::Unsplit, most_splits: 1, ..main };
         let split = KernelSpec { turn: Turn::Split, most_splits: MAX_SEGMENTS as u32, ..main };

@@ -11,8 +11,8 @@ use crate::problem::{Features, Problem};
 /// without pages, each of these with its keys split, and tiles of 64 rows for short sequences. Over
 /// pages, blocks of 128 keys are the only others, and tiles of 64 rows alone are split.
 /// Other features than pages take registers, so problems with any keep to the tiles of the
-/// heuristic and of records. A batch-invariant problem has the heuristic's config with other
-/// numbers of rows alone, each also with its keys split into runs of segments.
+/// heuristic and of records. A batch-invariant problem has only the heuristic's config with every
+/// number of rows. Each up to 192 rows also comes with its keys split into runs of segments.
 pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let Features { varlen, paged, .. } = problem.features;
     let is_plain = Features { varlen: None, paged: None, ..problem.features } == Features::NONE;
@@ -25,7 +25,7 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
         let heights = [64, 128, 192, 256].into_iter().filter(|block_m| *block_m <= rows);
         let whole: Vec<_> = heights.filter_map(|block_m| of_rows(problem, device, block_m)).collect();
         let of_split = |config: &ForwardKnobs| ForwardKnobs { num_splits: SEGMENT_SPLITS, tma_store: 0, ..*config };
-        // Four consumers spill.
+        // Split tiles of four consumers spill.
         let split = whole.iter().filter(|config| config.block_m < 256).map(of_split);
         let split: Vec<_> = split.filter(|config| config.fits(problem, device)).collect();
         return whole.into_iter().chain(split).collect();

@@ -21,8 +21,9 @@ const WARPGROUP_THREADS: u32 = 128;
 
 pub const SPLITS: [u32; 12] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32];
 
-/// What stands for the splits of a batch-invariant problem, which are runs of segments. Each launch
-/// has room for the states of all segments, and a number of runs (`Problem::runs_of_segments`).
+/// The value of `num_splits` of a batch-invariant problem whose keys are split into runs of
+/// segments. Each launch has its own number of runs (`Problem::runs_of_segments`), and its
+/// workspace has room for the states of all segments.
 pub const SEGMENT_SPLITS: u32 = 32;
 
 /// The numbers of splits that the workspace of a problem has room for.

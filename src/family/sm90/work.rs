@@ -34,8 +34,8 @@ const ROW_ACROSS_SECTORS: f64 = 5.1;
 /// H100. L2 holds many of them between kernels, so memory's rate does not decide.
 const PARTIAL_STATE_BYTES_PER_US: f64 = 30_000.0;
 /// The same of the states of a batch-invariant problem, and further cycles of a tile of one run.
-/// With them the model splits tiles of 128 rows of 256 queries over 8,192 keys with 32 heads, and
-/// not of 384, as an H100 measured where each run had one segment
+/// Both were fitted to an H100 when each run had one segment. The model then splits tiles of 128
+/// rows for 256 queries over 8,192 keys with 32 heads, and not for 384 queries
 /// (docs/tuning/batch-invariant.md#runs-of-segments).
 const SEGMENT_STATE_BYTES_PER_US: f64 = 44_000.0;
 const SEGMENT_END: f64 = 1500.0;
@@ -43,6 +43,10 @@ const SEGMENT_END: f64 = 1500.0;
 /// What a block takes more for each tile of a head, as a share of its time, where a tile slows down
 /// on long heads.
 const LONG_HEAD: f64 = 0.0015;
+/// The same with a mask in tiles of 192 rows with two Q slots, on heads of 8,192 keys and more. On
+/// an H200 they took 1.07 and 1.11 of the best tile's time where the model chose them, and were the
+/// best in none of 16 problems (docs/tuning/choice.md).
+const LONG_MASKED_HEAD: f64 = 0.003;
 /// The most of it in a 16-bit tile (docs/tuning/choice.md). On an H200 tiles of 256 rows without a
 /// mask, and those of 192 from head dim 56 to 64, took 1.05 to 1.13 of the time with two Q slots in
 /// place of one. With a mask the latter took 1.16 to 1.2 of the time of the best tile. From head
@@ -283,7 +287,10 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let alone = products + costs.softmax_alone * block_n + costs.block_alone;
     let of_narrow = if problem.head_dim.max(problem.head_dim_v) <= 48 { costs.narrow_block } else { 0.0 };
     let each = products.hypot(costs.exponentials * block_n) + costs.block + of_narrow;
-    let of_long_head = (LONG_HEAD * tiles_of_head as f64).min((costs.most_of_long_head)(tile, problem));
+    let is_masked_and_long = tiles_differ(problem) && problem.seqlen_k >= 8192;
+    let long_head =
+        if block_m == 192 && !tile.has_one_q_slot && is_masked_and_long { LONG_MASKED_HEAD } else { LONG_HEAD };
+    let of_long_head = (long_head * tiles_of_head as f64).min((costs.most_of_long_head)(tile, problem));
     let per_block = |ctas: f64| {
         let turns = alone.powf(costs.shared_power) + (ctas * consumers * each).powf(costs.shared_power);
         (1.0 + of_long_head) * (1.0 + of_sharing(ctas, problem.head_dim)) * turns.powf(1.0 / costs.shared_power)
@@ -336,7 +343,7 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let row_cycles = cycles_of_row(problem.head_dim) + cycles_of_row(problem.head_dim_v);
     let elements = problem.num_heads_q * sq + problem.num_heads_kv * sk;
     let tiles = tiles_of_heads(heads, tiles_of_head, cycles);
-    // The run of the last keys leaves one state, and the others one of each segment.
+    // The run of the last keys leaves one state, and each other run one for each of its segments.
     let states = match problem.batch_invariant {
         false => splits,
         true => 1.0 + (1.0 - 1.0 / splits) * f64::from(problem.segments()),

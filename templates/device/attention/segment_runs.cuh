@@ -1,8 +1,8 @@
 // The runs of segments into which the keys of a tile of many query rows are split with
-// kIsBatchInvariant (device/attention/fixed_order.cuh). Each run is for its own CTA. The run of the
-// last keys merges its segments, as an unsplit tile does, and leaves one state. The others leave
-// each segment's state, since only the state of all later keys may be merged with it. So how many
-// runs there are changes no bit.
+// kIsBatchInvariant (device/attention/fixed_order.cuh). Each run has its own CTA. The run of the
+// last keys merges its segments, as an unsplit tile does, and leaves one state. Each other run
+// leaves the state of each segment, since a segment may only be merged with the state of all later
+// keys. So the number of runs changes no bit.
 //
 // The sm90 forward kernel and combine_runs.cu.tera share this file.
 
@@ -25,8 +25,8 @@ struct SegmentRuns {
     BlockRange range;  // the blocks that the tile sees
     int count;
 
-    // The lowest segment of run `nth`, where run 0 has the last keys: runs differ by a segment at
-    // most. A run before the last segment may be empty.
+    // The lowest segment of run `nth`. Run 0 has the last keys. Runs are as equal as whole segments
+    // allow, and runs other than run 0 may be empty.
     __device__ __forceinline__ int lowest(int nth) const {
         const int first = segment_of(range.begin * kBlockN), last = segment_of(max(range.end - 1, range.begin) * kBlockN);
         if (nth + 1 >= count) return first;

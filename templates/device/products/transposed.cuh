@@ -8,8 +8,8 @@
 #include "device/products/fp16_query.cuh"
 #include "device/products/gemm_sm80.cuh"
 
-// The addresses of lane_cols_first and lane_rows_first (gemm_sm80.cuh), further on, in tiles whose
-// columns `moved` does not reach.
+// The addresses of lane_cols_first and lane_rows_first (gemm_sm80.cuh), moved by rows and chunks.
+// They serve tiles whose columns `moved` does not reach.
 template <class Tile>
 __device__ __forceinline__ uint32 lane_cols_at(uint32 tile, int lane, int row, int chunk) {
     return Tile::place(tile, lane % 8 + lane / 16 * 8 + row, lane / 8 % 2 + chunk);

@@ -22,8 +22,8 @@ struct PageLoader;
 
 // By TMA: a barrier counts the bytes of its slot. Part i of a block, a row of boxes or one of its
 // boxes, belongs to loader warp i mod kLoaderWarps, whose lane 0 starts it. Each warp arrives with
-// the bytes of its own parts. Lane 0 alone waits for empty slots: the barrier goes on without the
-// other lanes, which could miss a phase of it and wait for ever.
+// the bytes of its own parts. Lane 0 alone waits for empty slots. The barrier's phases do not
+// wait for the other lanes, so a lane that fell behind could miss a phase and wait for ever.
 template <>
 struct PageLoader<true> {
     const KernelParams& params;

@@ -24,8 +24,8 @@ __device__ __forceinline__ void store_state(const float (&o)[kTiles][4], const f
     }
 }
 
-// In place of SegmentMerge: in the run of the last keys it merges segments, and in others it stores
-// each.
+// Takes the place of SegmentMerge where keys are split. In the run of the last keys it merges
+// segments. In other runs it stores the state of each.
 template <class MergedO>
 struct RunMerge {
     SegmentMerge<MergedO> merged;

@@ -5,8 +5,8 @@
 #include "device/attention/segment_runs.cuh"
 #include "device/schedule/tile_order.cuh"
 
-// As QueryTiles. Tile::split is the lowest segment of the run of the last keys, whose state has its
-// place, and -1 in other runs.
+// As QueryTiles. In the run of the last keys, Tile::split is the run's lowest segment, at whose
+// place the run's state is stored. In other runs Tile::split is -1.
 template <int kLeftRows>
 struct RunTiles : QueryTiles<kLeftRows> {
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {

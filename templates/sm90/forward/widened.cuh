@@ -13,8 +13,7 @@
 #include "sm90/forward/multiply.cuh"
 #include "sm90/forward/widened_load.cuh"
 
-// One scale of K for all keys of a tile. Over keys of 16 bits nothing is scaled, nor over those
-// that were int4.
+// One scale of K for all keys of a tile. Keys of 16 bits, and those that were int4, have no scale.
 struct TileFactor {
     float k;
 

@@ -93,7 +93,7 @@ struct Warp {
     int index;
     uint32_t ready, live;  // a bit for each lane
     bool queued;
-    bool lags;  // lanes behind the first run only if nothing else can
+    bool lags;  // lanes 1 to 31 run only if nothing else can
     // The collective function under way: its name, who has come, their arguments.
     const char* function;
     uint32_t arrived;

@@ -1,10 +1,9 @@
 // The scheduler: fibers, their stacks, and the choice of the warp that runs next.
 //
 // A warp runs until none of its lanes can go on. The next one is chosen at random among the warps
-// that can, so warps drift as far apart as the barriers allow. The lanes of a
-// warp drift apart too. With FLASHTUNE_EMULATOR_LAGS one warpgroup of each CTA holds back its lanes
-// behind the first. A load arrives only when no warp can run. A launch in which nothing can go on
-// is a deadlock.
+// that can, so warps drift as far apart as the barriers allow. With FLASHTUNE_EMULATOR_LAGS, one
+// warpgroup of each CTA holds back lanes 1 to 31 of each warp, so lanes of a warp drift apart too.
+// A load arrives only when no warp can run. A launch in which nothing can go on is a deadlock.
 
 #include "engine.h"
 
@@ -222,7 +221,7 @@ void run_warp(Warp* warp) {
     }
 }
 
-// Runs the lanes that lag behind, of one warp. Returns false if there are none.
+// Runs the lagging lanes of one warp. Returns false if there are none.
 bool run_laggards() {
     Launch& work = *launch;
     std::vector<Warp*> behind;

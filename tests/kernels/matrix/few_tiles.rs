@@ -12,8 +12,8 @@ const SPLIT_WITH_DROPOUT_MAY_SPILL: u32 = 64;
 /// (docs/tuning/pages.md).
 const BLOCKS_OF_PAGES_MAY_SPILL: u32 = 140;
 
-/// Bytes of consumers where keys are split at segments: 288 now with 128 rows over pages at head
-/// dim 192, up to 160 at other head dims, and a margin of 16.
+/// Spilled bytes of consumers where keys are split at segments: 288 now with 128 rows over pages at
+/// head dim 192, up to 160 at other head dims, and a margin of 16.
 const RUNS_MAY_SPILL: u32 = 304;
 
 /// Bytes of a thread's stack there: the rows' merged references and sums, and pieces of the merged

@@ -52,7 +52,7 @@ const FAULTS_OF_WIDENED_INT4: [Fault; 2] = [
 const SHARED_HEADS: &str = "dtype=bf16 batch=1 heads_q=8 heads_kv=8 seqlen_q=1 seqlen_k=700 head_dim=64 head_dim_v=64 \
      causal=None scale=0.125 dropout=0 deterministic=false strides=Bshd seed=7 kv_dtype=int4g32";
 const FAULTS_OF_SHARED_HEADS: [Fault; 3] = [
-    // The wait for the warps that still read what the slot holds.
+    // The wait for the warps that still read the slot's block.
     Fault {
         arch: "sm_90",
         file: "decode/keys_heads_tma.cuh",
@@ -68,7 +68,7 @@ const FAULTS_OF_SHARED_HEADS: [Fault; 3] = [
         to: "",
         report: "DEADLOCK",
     },
-    // The word that a warp has read its head's keys.
+    // The arrival of a warp that has read its head's keys.
     Fault {
         arch: "sm_90",
         file: "decode/keys_heads_tma.cuh",

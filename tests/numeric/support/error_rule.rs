@@ -96,8 +96,8 @@ pub fn compare(name: &str, got: &[f32], reference: &[f64], naive: &[f64], rule: 
 pub const CUT_OF_EIGHT_BITS: f64 = 1.0 / 8192.0;
 
 /// What a score may lose of the same sum where a kernel widens int4 K to bf16: half a step of each
-/// number.
-pub const ROUNDING_OF_WIDENED_INT4: f64 = 1.0 / 512.0;
+/// number, which has 8 bits.
+pub const ROUNDING_OF_WIDENED_INT4: f64 = 1.0 / 256.0;
 
 /// Judges LSE, which is fp32 in every dtype and comes from exact products of the inputs, so the
 /// naive results are no yardstick. What remains is fp32 rounding of the scores, an exponential and
