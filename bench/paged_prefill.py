@@ -147,17 +147,6 @@ def show(suite, row):
     print(f"{suite:8}{paged_prefill_cases.label(row)}: us {times}; {ratios}; difference {row['difference']:.1e}", flush=True)
 
 
-def summary(rows):
-    """The geometric mean, the least and the number of cells of each ratio."""
-    names = dict.fromkeys(name for row in rows for name in row["ratio"])
-    return {
-        name: report.mean_and_least(
-            [row for row in rows if name in row["ratio"]], lambda row, name=name: row["ratio"][name], paged_prefill_cases.label
-        )
-        for name in names
-    }
-
-
 def main():
     arguments = parser().parse_args()
     measured_on = machine.describe()
@@ -168,13 +157,13 @@ def main():
         return [row]
 
     def results(rows):
-        return dict(machine=measured_on, rounds=arguments.rounds, tuned=arguments.tune, rows=rows, summary=summary(rows))
+        return dict(machine=measured_on, rounds=arguments.rounds, tuned=arguments.tune, rows=rows, summary=report.of_each_ratio(rows, paged_prefill_cases.label))
 
     problems = [
         (suite, case) for suite in arguments.suites for case in paged_prefill_cases.cases(suite, arguments.quick)
     ]
     rows, skipped = loop.run(problems, rows_of, results, arguments)
-    for name, entry in summary(rows).items():
+    for name, entry in report.of_each_ratio(rows, paged_prefill_cases.label).items():
         print(f"{name}: geometric mean {entry['geometric_mean']:.3f}, least {entry['min']:.3f} ({entry['cells']} problems)")
     report.show_gaps(rows, paged_prefill_cases.label, skipped)
 

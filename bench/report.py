@@ -15,6 +15,13 @@ def mean_and_least(rows, ratio, label):
     return dict(cells=len(rows), geometric_mean=mean, min=ratio(worst), min_cell=label(worst))
 
 
+def of_each_ratio(rows, label):
+    """`mean_and_least` of each name in the rows' "ratio", over the rows that have it."""
+    names = dict.fromkeys(name for row in rows for name in row["ratio"])
+    of = lambda name: [row for row in rows if name in row["ratio"]]  # noqa: E731
+    return {name: mean_and_least(of(name), lambda row, name=name: row["ratio"][name], label) for name in names}
+
+
 def reason(error):
     """An exception in one line."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"

@@ -96,13 +96,6 @@ def show(suite, row):
     print(f"{suite:5} {label(row)}: us {times}; over flashtune {ratios}", flush=True)
 
 
-def summary(rows):
-    """The geometric mean and the least of each ratio."""
-    names = dict.fromkeys(name for row in rows for name in row["ratio"])
-    of = lambda name: [row for row in rows if name in row["ratio"]]  # noqa: E731
-    return {name: report.mean_and_least(of(name), lambda row, name=name: row["ratio"][name], label) for name in names}
-
-
 def main():
     arguments = parser().parse_args()
     measured_on = machine.describe()
@@ -113,12 +106,12 @@ def main():
         return [row]
 
     def results(rows):
-        return dict(machine=measured_on, rounds=arguments.rounds, random=arguments.random, rows=rows, summary=summary(rows))
+        return dict(machine=measured_on, rounds=arguments.rounds, random=arguments.random, rows=rows, summary=report.of_each_ratio(rows, label))
 
     chosen = {suite: SUITES[suite][: QUICK if arguments.quick else None] for suite in arguments.suites}
     problems = [(suite, dict(zip(NAMES, sizes), queries=1)) for suite in chosen for sizes in chosen[suite]]
     rows, skipped = loop.run(problems, rows_of, results, arguments)
-    for name, entry in summary(rows).items():
+    for name, entry in report.of_each_ratio(rows, label).items():
         print(f"{name}/flashtune: geometric mean {entry['geometric_mean']:.3f}, least {entry['min']:.3f} at {entry['min_cell']} ({entry['cells']} problems)")
     report.show_gaps(rows, label, skipped)
 

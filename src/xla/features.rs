@@ -210,7 +210,8 @@ fn scales(
         if is_used {
             let array = args.take(name)?;
             let [stride_batch, stride_seqlen, stride_head] = broadcast(name, &array, &[DTYPE_F32], leading, full)?;
-            *place = flashtune_const_tensor { data: array.data.cast_const(), stride_batch, stride_seqlen, stride_head };
+            let data = array.data.cast_const();
+            *place = flashtune_const_tensor { data, stride_batch, stride_seqlen, stride_head };
         }
     }
     params.keys_per_descale = options.keys_per_descale;

@@ -7,15 +7,17 @@ use super::{Fault, ONE_PROBLEM, are_reported};
 const WIDENED: &str = "dtype=bf16 batch=1 heads_q=2 heads_kv=1 seqlen_q=200 seqlen_k=1100 head_dim=64 head_dim_v=64 \
      causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 kv_dtype=e4m3 keys_per_scale=1";
 
+const NO_WAIT_FOR_WIDENED: Fault = Fault {
+    arch: "sm_90",
+    file: "sm90_forward.cu.tera",
+    from: "if constexpr (kReadsWidened && kDecodeRows == 0) wait_for_previous_kernel();",
+    to: "",
+    report: "no thread has waited for the kernel before",
+};
+
 /// Faults between the widening kernel and sm90's.
 const FAULTS_OF_WIDENED_KEYS: [Fault; 2] = [
-    Fault {
-        arch: "sm_90",
-        file: "sm90_forward.cu.tera",
-        from: "if constexpr (kReadsWidened && kDecodeRows == 0) wait_for_previous_kernel();",
-        to: "",
-        report: "no thread has waited for the kernel before",
-    },
+    NO_WAIT_FOR_WIDENED,
     // Consumers read the factors of another block.
     Fault {
         arch: "sm_90",
@@ -30,13 +32,7 @@ const FAULTS_OF_WIDENED_KEYS: [Fault; 2] = [
 const WIDENED_INT4: &str = "dtype=bf16 batch=1 heads_q=4 heads_kv=1 seqlen_q=130 seqlen_k=1100 head_dim=64 \
      head_dim_v=64 causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=17 kv_dtype=int4g32";
 const FAULTS_OF_WIDENED_INT4: [Fault; 2] = [
-    Fault {
-        arch: "sm_90",
-        file: "sm90_forward.cu.tera",
-        from: "if constexpr (kReadsWidened && kDecodeRows == 0) wait_for_previous_kernel();",
-        to: "",
-        report: "no thread has waited for the kernel before",
-    },
+    NO_WAIT_FOR_WIDENED,
     // All columns have the first group's scale and zero.
     Fault {
         arch: "sm_90",
