@@ -287,6 +287,40 @@ fn a_wgmma_is_written_from_its_shape() {
 }
 
 #[test]
+fn steps_of_a_wgmma_share_one_statement() {
+    let wgmma = embedded()["device/ptx/wgmma.tera"].clone();
+    let product = |call: &str| {
+        let call = format!("@{{ <wgmma_steps name=\"multiply\" element=\"bf16\" n={{16}} {call} /> }}@\n");
+        body(&rendered(&[("device/ptx/wgmma.tera", wgmma.as_str()), ("test.cu.tera", &call)]))
+            .replace("\"\n        \"", "")
+    };
+    let registers = "{%0, %1, %2, %3, %4, %5, %6, %7}";
+    let shared = product("steps={3} a=\"shared\" c=\"overwrites\" transpose_b={true}");
+    assert!(
+        shared.contains("void multiply(float (&acc)[2][4], const uint64 (&a)[3], const uint64 (&b)[3])"),
+        "{shared}"
+    );
+    assert_eq!((shared.matches("asm volatile").count(), shared.matches("wgmma.mma_async").count()), (1, 3), "{shared}");
+    assert!(shared.contains("setp.ne.b32 first, 0, 0;"), "{shared}");
+    for (step, adds) in ["first", "later", "later"].iter().enumerate() {
+        let written = format!("{registers}, %{}, %{}, {adds}, 1, 1, 0, 1;", 8 + step, 11 + step);
+        assert!(shared.contains(&written), "{shared}");
+    }
+    assert_eq!(shared.matches("\"=f\"").count(), 8);
+    let held = product("steps={2} a=\"registers\" c=\"accumulates\"");
+    assert!(held.contains("const uint32 (&a)[2][4], const uint64 (&b)[2], int accumulate)"), "{held}");
+    assert!(held.contains("setp.ne.b32 first, %18, 0;"), "{held}");
+    assert!(held.contains(&format!("{registers}, {{%8, %9, %10, %11}}, %16, first, 1, 1, 0;")), "{held}");
+    assert!(held.contains(&format!("{registers}, {{%12, %13, %14, %15}}, %17, later, 1, 1, 0;")), "{held}");
+    assert!(held.contains("\"l\"(b[1]), \"r\"(accumulate));"), "{held}");
+    let added = product("steps={2} a=\"shared\" c=\"adds\"");
+    assert!(added.contains("setp.eq.b32 first, 0, 0;"), "{added}");
+    assert_eq!(added.matches("\"+f\"").count(), 8);
+    let none = product("steps={0} a=\"shared\" c=\"adds\"");
+    assert!(!none.contains("multiply"), "{none}");
+}
+
+#[test]
 fn a_constant_of_the_class_is_declared_where_the_text_mentions_it() {
     let text = rendered(&[
         ("test.cu.tera", "#include \"device/a.cuh\"\nconstexpr bool kIsBf16 = false;\n"),

@@ -26,3 +26,23 @@ __device__ __forceinline__ constexpr uint32 column_step(int step) {
 }
 // The offset of k16 step `step` down the rows.
 __device__ __forceinline__ constexpr uint32 row_step(int step) { return step * (16 * kBoxRowBytes / 16); }
+
+// The operands of kSteps k16 steps down the rows, and of those along the columns from kBegin on.
+template <int kSteps>
+struct RowSteps {
+    uint64 of[kSteps];
+
+    __device__ __forceinline__ explicit RowSteps(uint32 low) {
+        #pragma unroll
+        for (int step = 0; step < kSteps; ++step) of[step] = descriptor(low + row_step(step));
+    }
+};
+template <int kRows, int kSteps, int kBegin = 0>
+struct ColumnSteps {
+    uint64 of[kSteps];
+
+    __device__ __forceinline__ explicit ColumnSteps(uint32 low) {
+        #pragma unroll
+        for (int step = 0; step < kSteps; ++step) of[step] = descriptor(low + column_step<kRows>(kBegin + step));
+    }
+};

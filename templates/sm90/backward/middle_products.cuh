@@ -5,12 +5,11 @@
 #include "device/layout/operand.cuh"
 
 // S = Q K^T or dP = dO V^T: the block's queries by a consumer's keys, dims innermost.
-__device__ __forceinline__ void multiply_scores(float (&acc)[kNTiles][4], uint32 queries_low, uint32 keys_low, int steps) {
-    wgmma_scores_first(acc, descriptor(queries_low), descriptor(keys_low));
-    #pragma unroll
-    for (int step = 1; step < steps; ++step) {
-        wgmma_scores(acc, descriptor(queries_low + column_step<kBlockM>(step)), descriptor(keys_low + column_step<kBlockN>(step)));
-    }
+template <int kSteps>
+__device__ __forceinline__ void multiply_scores(float (&acc)[kNTiles][4], uint32 queries_low, uint32 keys_low) {
+    const ColumnSteps<kBlockM, kSteps> queries(queries_low);
+    const ColumnSteps<kBlockN, kSteps> keys(keys_low);
+    wgmma_scores(acc, queries.of, keys.of);
 }
 // Boxes of dV^T += dO^T P or dK^T += Q^T dS: a box's columns by a consumer's keys, queries
 // outermost in both.

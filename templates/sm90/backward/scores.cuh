@@ -5,27 +5,29 @@
 #include "device/ptx/math.cuh"
 #include "device/ptx/shared.cuh"
 
-// S^T = K Q^T or k16 steps of dP^T = V dO^T: keys by the block's queries, dims innermost. `beside`
-// is called after the first step, and `before_late` before step `late`, if there is one.
-template <int kTiles, class Beside, class BeforeLate>
-__device__ __forceinline__ void multiply_scores(float (&acc)[kTiles][4], uint32 keys_low, uint32 queries_low, int steps, const Beside& beside,
-                                                int late, const BeforeLate& before_late) {
-    wgmma_scores_first(acc, descriptor(keys_low), descriptor(queries_low));
-    beside();
-    #pragma unroll
-    for (int step = 1; step < steps; ++step) {
-        if (step == late) before_late();
-        wgmma_scores(acc, descriptor(keys_low + column_step<kBytesBoxN / kBoxRowBytes>(step)), descriptor(queries_low + column_step<kBlockM>(step)));
+// S^T = K Q^T or dP^T = V dO^T: keys by the block's queries, dims innermost. The first kSteps k16
+// steps, which overwrite.
+template <int kSteps, int kTiles>
+__device__ __forceinline__ void multiply_scores(float (&acc)[kTiles][4], uint32 keys_low, uint32 queries_low) {
+    const ColumnSteps<kBytesBoxN / kBoxRowBytes, kSteps> keys(keys_low);
+    const ColumnSteps<kBlockM, kSteps> queries(queries_low);
+    wgmma_scores_first(acc, keys.of, queries.of);
+}
+// Steps kBegin to kEnd, which add.
+template <int kBegin, int kEnd, int kTiles>
+__device__ __forceinline__ void add_scores(float (&acc)[kTiles][4], uint32 keys_low, uint32 queries_low) {
+    if constexpr (kBegin < kEnd) {
+        const ColumnSteps<kBytesBoxN / kBoxRowBytes, kEnd - kBegin, kBegin> keys(keys_low);
+        const ColumnSteps<kBlockM, kEnd - kBegin, kBegin> queries(queries_low);
+        wgmma_scores(acc, keys.of, queries.of);
     }
 }
-
-template <int kTiles, class Beside>
-__device__ __forceinline__ void multiply_scores(float (&acc)[kTiles][4], uint32 keys_low, uint32 queries_low, int steps, const Beside& beside) {
-    multiply_scores(acc, keys_low, queries_low, steps, beside, 0, [] {});
-}
-template <int kTiles>
-__device__ __forceinline__ void multiply_scores(float (&acc)[kTiles][4], uint32 keys_low, uint32 queries_low, int steps) {
-    multiply_scores(acc, keys_low, queries_low, steps, [] {});
+// The first kSteps steps; `beside` is called after the first one.
+template <int kSteps, int kTiles, class Beside>
+__device__ __forceinline__ void multiply_scores(float (&acc)[kTiles][4], uint32 keys_low, uint32 queries_low, const Beside& beside) {
+    multiply_scores<1>(acc, keys_low, queries_low);
+    beside();
+    add_scores<1, kSteps>(acc, keys_low, queries_low);
 }
 
 // The LSE of a block's queries, which lies with the slot of its Q. A lane uses two of each 8

@@ -19,21 +19,17 @@ using Weights = uint32[kBlockN / 16][4];  // P as the A operand of k16 steps, in
 
 // Issues S = Q K^T as one wgmma group. The operands are the lower words of descriptors.
 __device__ __forceinline__ void multiply_qk(Scores& s, uint32 q_low, uint32 k_low) {
-    wgmma_qk_first(s, descriptor(q_low), descriptor(k_low));
-    #pragma unroll
-    for (int step = 1; step < kKSteps; ++step) {
-        wgmma_qk(s, descriptor(q_low + column_step<64>(step)), descriptor(k_low + column_step<kBlockN>(step)));
-    }
+    const ColumnSteps<64, kKSteps> q(q_low);
+    const ColumnSteps<kBlockN, kKSteps> k(k_low);
+    wgmma_qk(s, q.of, k.of);
     wgmma_commit();
 }
 
 // Issues O = P V (`accumulate` 0, a tile's first product) or O += P V as one wgmma group.
 __device__ __forceinline__ void multiply_pv(Output& o, const Weights& p, uint32 v_tile, int accumulate) {
     const uint32 v_low = descriptor_low(v_tile, kBlockN * kBoxRowBytes);
-    #pragma unroll
-    for (int step = 0; step < kBlockN / 16; ++step) {
-        wgmma_pv(o, p[step], descriptor(v_low + row_step(step)), step == 0 ? accumulate : 1);
-    }
+    const RowSteps<kBlockN / 16> v(v_low);
+    wgmma_pv(o, p, v.of, accumulate);
     wgmma_commit();
 }
 

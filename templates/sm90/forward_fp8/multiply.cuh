@@ -27,11 +27,12 @@ __device__ __forceinline__ constexpr uint32 byte_step(int step) {
 // Issues O = P V (`accumulate` 0, a tile's first product) or O += P V as one wgmma group.
 __device__ __forceinline__ void multiply_pv(Output& o, const Weights& p, uint32 vt_tile, int accumulate) {
     const uint32 low = descriptor_low(vt_tile, 0);
+    uint64 vt[kPVSteps];
     #pragma unroll
     for (int step = 0; step < kPVSteps; ++step) {
-        const uint64 of_step = kReadsImages ? image_descriptor(low, step) : descriptor(low + byte_step<kVtRows>(step));
-        wgmma_pv(o, p[step], of_step, step == 0 ? accumulate : 1);
+        vt[step] = kReadsImages ? image_descriptor(low, step) : descriptor(low + byte_step<kVtRows>(step));
     }
+    wgmma_pv(o, p, vt, accumulate);
     wgmma_commit();
 }
 
