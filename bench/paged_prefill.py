@@ -5,11 +5,12 @@ CUDA graphs on one GPU.
 "pageN" is flashtune's flash_attn_with_kvcache over pages of N keys, with the lengths and the block
 table on the device. Pages are in random order, or with --in-order in the order of the keys.
 "lengths" is the same call over contiguous keys. "fa3pageN" is FlashAttention-3's, where it is
-installed with PAGEDKV. The others read contiguous keys. Each call is captured into a graph. The
-order of the graphs changes from round to round (order.py), and medians count.
+installed with PAGEDKV, and "flashinferpageN" is FlashInfer's (paged_peers.py). The others read
+contiguous keys. Each call is captured into a graph. The order of the graphs changes from round to
+round (order.py), and medians count.
 
 Prints the microseconds of each call, then "pageN/dense", the time with pages over flashtune's
-without, and the time of FA3 with the same pages over flashtune's. "difference" is the largest
+without, and the time of a peer with the same pages over flashtune's. "difference" is the largest
 difference of an element between the two results of flashtune. Geometric means follow.
 """
 
@@ -17,6 +18,7 @@ import argparse
 
 import loop
 import machine
+import paged_peers
 import paged_prefill_cases
 import peers
 import report
@@ -107,20 +109,18 @@ def calls_of(case, sizes, in_order, tune):
 
         calls[f"page{size}"] = ours
         difference = max(difference, largest_difference(ours(), dense))
-        try:
-            from flash_attn_interface import flash_attn_with_kvcache as fa3
-        except ImportError as error:
-            refused[f"fa3page{size}"] = report.reason(error)
-            continue
-
-        def theirs(cache=cache, fa3=fa3):
-            return fa3(q, cache.k, cache.v, cache_seqlens=cache.lengths, page_table=cache.table, causal=True)
-
-        why = reason_against(theirs, dense)
-        if why:
-            refused[f"fa3page{size}"] = why
-        else:
-            calls[f"fa3page{size}"] = theirs
+        for peer, made in paged_peers.PEERS.items():
+            name = f"{peer}page{size}"
+            try:
+                call = made(q, cache)
+            except Exception as error:
+                refused[name] = report.reason(error)
+                continue
+            why = reason_against(call, dense)
+            if why:
+                refused[name] = why
+            else:
+                calls[name] = call
     return calls, refused, difference
 
 

@@ -43,15 +43,17 @@ def page_sizes(text):
 
 
 def ratios(seconds, sizes):
-    """For each page size that was timed: its time over the dense time, and the time of FA3 with
-    these pages over flashtune's."""
+    """For each page size that was timed: its time over the dense time, and the time of each peer
+    with these pages over flashtune's."""
     found = {}
     for size in sizes:
-        ours, dense, rival = (seconds.get(name) for name in (f"page{size}", "flashtune", f"fa3page{size}"))
+        pages = f"page{size}"
+        ours, dense = seconds.get(pages), seconds.get("flashtune")
         if ours and dense:
-            found[f"page{size}/dense"] = ours / dense
-        if ours and rival:
-            found[f"fa3page{size}/page{size}"] = rival / ours
+            found[f"{pages}/dense"] = ours / dense
+        for name, rival in seconds.items():
+            if ours and rival and name != pages and name.endswith(pages):
+                found[f"{name}/{pages}"] = rival / ours
     return found
 
 

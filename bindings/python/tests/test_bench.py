@@ -110,10 +110,14 @@ def test_page_sizes_of_the_paged_bench_keep_their_order_and_wrong_ones_are_named
             paged_prefill_cases.page_sizes(text)
 
 
-def test_the_paged_bench_compares_pages_with_the_dense_time_and_with_fa3():
+def test_the_paged_bench_compares_pages_with_the_dense_time_and_with_peers():
     seconds = {"flashtune": 2.0, "page16": 3.0, "fa3page16": 6.0, "page64": 2.5, "fa3page256": 1.0}
-    ratios = paged_prefill_cases.ratios(seconds, (16, 64, 256))
-    assert ratios == {"page16/dense": 1.5, "fa3page16/page16": 2.0, "page64/dense": 1.25}
+    seconds |= {"page6": 4.0, "flashinferpage16": 9.0}
+    ratios = paged_prefill_cases.ratios(seconds, (6, 16, 64, 256))
+    assert ratios == {
+        "page6/dense": 2.0, "page16/dense": 1.5, "fa3page16/page16": 2.0, "flashinferpage16/page16": 3.0,
+        "page64/dense": 1.25,
+    }  # fmt: skip
     first, *_ = paged_prefill_cases.cases("chunks", quick=True)
     assert paged_prefill_cases.label(first) == "b4 q2048 k16384 h32/8 d128"
     assert len(paged_prefill_cases.cases("chunks", quick=True)) == 2
