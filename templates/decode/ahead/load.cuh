@@ -28,15 +28,11 @@ public:
     __device__ __forceinline__ void load() {
         const bool issues = place.lane == 0;
         const uint32 slot = ring.slot, full_k = memory.full_k(slot), full_v = memory.full_v(slot);
-        if (issues) {
-            barrier_wait(memory.empty_k(slot), ring.parity ^ 1);
-            barrier_expect(full_k, TileK::kBytes);
-        }
+        barrier_wait_as_warp(memory.empty_k(slot), ring.parity ^ 1);
+        if (issues) barrier_expect(full_k, TileK::kBytes);
         load_boxes<TileK>(memory.tile_k(slot), map_k, full_k, pages, next.block, head_kv, rows_k, issues);
-        if (issues) {
-            barrier_wait(memory.empty_v(slot), ring.parity ^ 1);
-            barrier_expect(full_v, TileV::kBytes);
-        }
+        barrier_wait_as_warp(memory.empty_v(slot), ring.parity ^ 1);
+        if (issues) barrier_expect(full_v, TileV::kBytes);
         load_boxes<TileV>(memory.tile_v(slot), map_v, full_v, pages, next.block, head_kv, rows_v, issues, place.part * kCtaCols);
         ring.advance();
         next.advance();

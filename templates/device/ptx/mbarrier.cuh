@@ -70,3 +70,10 @@ template <Writers kWriters = Writers::kCta>
 __device__ __forceinline__ void barrier_wait(uint32 barrier, uint32 parity) {
     while (!barrier_try_wait<kWriters>(barrier, parity)) {}
 }
+
+// The wait of a whole warp, of which one lane then starts what the next phase counts. No lane goes
+// on before all have seen the phase, so none misses it.
+__device__ __forceinline__ void barrier_wait_as_warp(uint32 barrier, uint32 parity) {
+    barrier_wait(barrier, parity);
+    __syncwarp();
+}

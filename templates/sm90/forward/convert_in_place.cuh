@@ -98,7 +98,7 @@ __device__ __forceinline__ void load_bytes(const KernelParams& params, const Sha
         const bool draws_early = kPageSize == 0 && (kKStages <= 2 || feed.knows_second());
         for (int block = last; block >= tile.begin; --block) {
             if (is_first && block == min(last, tile.begin + draws_early)) feed.draw_next();
-            barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
+            barrier_wait_as_warp(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
             if (is_first) barrier_expect(shared.bytes_k(ring_k.slot), BytesOfK::kBytes);
             load_boxes<BytesOfK>(shared.k_slot(ring_k.slot) + BytesOfK::kFirst, map_k, shared.bytes_k(ring_k.slot), pages, block, head_kv, rows_k, is_first);
             if (block == last) scales.of_tile(shared.tile_scales(nth));
@@ -106,10 +106,8 @@ __device__ __forceinline__ void load_bytes(const KernelParams& params, const Sha
             cp_async_arrive(shared.bytes_k(ring_k.slot));
             ring_k.advance();
             if (is_first && block == last) load_q(ring_q, shared, map_q, tile, map_rows_q(params, sequence, params.map_rows_q));
-            if (is_first) {
-                barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
-                barrier_expect(shared.bytes_v(ring_v.slot), BytesOfV::kBytes);
-            }
+            barrier_wait_as_warp(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
+            if (is_first) barrier_expect(shared.bytes_v(ring_v.slot), BytesOfV::kBytes);
             load_boxes<BytesOfV>(shared.v_slot(ring_v.slot) + BytesOfV::kFirst, map_v, shared.bytes_v(ring_v.slot), pages, block, head_kv, rows_v, is_first);
             ring_v.advance();
             take(), fetch(block - 2);

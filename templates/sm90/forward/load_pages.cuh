@@ -22,8 +22,10 @@ struct PageLoader;
 
 // By TMA: a barrier counts the bytes of its slot. Part i of a block, a row of boxes or one of its
 // boxes, belongs to loader warp i mod kLoaderWarps, whose lane 0 starts it. Each warp arrives with
-// the bytes of its own parts. Lane 0 alone waits for empty slots. The barrier's phases do not
-// wait for the other lanes, so a lane that fell behind could miss a phase and wait for ever.
+// the bytes of its own parts. All lanes wait for an empty slot, and none goes on before the others
+// have passed: a lane that fell behind could miss a phase of the barrier and wait for ever. A wait
+// of lane 0 alone parts it from the others, which costs a fifth of the kernel's time
+// (docs/tuning/pages.md#a-lane-that-waited-for-ever).
 template <>
 struct PageLoader<true> {
     const KernelParams& params;
@@ -64,12 +66,12 @@ struct PageLoader<true> {
         entry = block >= begin && row < kBlockN && key < uint32(pages.seqlen_k) ? __ldg(pages.table + key / kPageKeys) : 0;
     }
     __device__ __forceinline__ void load_k(const Pages& pages, int block) {
-        if (lane == 0) barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
+        barrier_wait_as_warp(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
         load<BoxedK>(shared.k_slot(ring_k.slot), map_k, shared.full_k(ring_k.slot), pages, block);
         ring_k.advance();
     }
     __device__ __forceinline__ void load_v(const Pages& pages, int block) {
-        if (lane == 0) barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
+        barrier_wait_as_warp(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
         load<BoxedV>(shared.v_slot(ring_v.slot), map_v, shared.full_v(ring_v.slot), pages, block);
         ring_v.advance();
     }

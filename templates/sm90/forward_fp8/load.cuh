@@ -56,8 +56,8 @@ __device__ __forceinline__ void load_tiles(const KernelParams& params, const Sha
             if (is_first && position == tile.begin) feed.draw_next();
             ListedTile listed = {};
             if constexpr (kHasBlockMask) listed = list.at(position), block = listed.tile;
+            barrier_wait_as_warp(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
             if (is_first) {
-                barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
                 if constexpr (kHasBlockMask) shared.listed_slots.put(ring_k.slot, listed, tile.head);
                 barrier_expect(shared.full_k(ring_k.slot), kBytesK);
             }
@@ -65,17 +65,15 @@ __device__ __forceinline__ void load_tiles(const KernelParams& params, const Sha
             ring_k.advance();
             if (is_first && position == end - 1) load_q(ring_q, shared, map_q, tile, map_rows_q(params, sequence, params.map_rows_q));
             if constexpr (kReadsImages) {
+                barrier_wait_as_warp(shared.empty_vt(ring_v.slot), ring_v.parity ^ 1);
                 image -= kImageBytes;
                 if (is_first) {
-                    barrier_wait(shared.empty_vt(ring_v.slot), ring_v.parity ^ 1);
                     barrier_expect(shared.full_vt(ring_v.slot), kImageBytes);
                     bulk_load(shared.vt_slot(ring_v.slot), image, kImageBytes, shared.full_vt(ring_v.slot));
                 }
             } else {
-                if (is_first) {
-                    barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
-                    barrier_expect(shared.full_v(ring_v.slot), kBytesV);
-                }
+                barrier_wait_as_warp(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
+                if (is_first) barrier_expect(shared.full_v(ring_v.slot), kBytesV);
                 load_boxes<BoxedV>(shared.v_slot(ring_v.slot), map_v, shared.full_v(ring_v.slot), pages, block, head_kv, rows_v, is_first);
             }
             ring_v.advance();

@@ -23,3 +23,7 @@ template <Writers kWriters = Writers::kCta>
 __device__ __forceinline__ void barrier_wait(uint32 barrier, uint32 parity) {
     while (!barrier_try_wait<kWriters>(barrier, parity)) {}
 }
+__device__ __forceinline__ void barrier_wait_as_warp(uint32 barrier, uint32 parity) {
+    barrier_wait(barrier, parity);
+    __syncwarp();
+}
