@@ -17,7 +17,7 @@ def _fa3(q, cache):
 
 
 def _flashinfer(q, cache):
-    """FlashInfer plans on the host from the lengths. The plan is made here, and only run is timed."""
+    """FlashInfer plans on the host from the lengths. The plan is made here, and is not timed."""
     import flashinfer
 
     batch, queries, heads, dim = q.shape
