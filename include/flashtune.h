@@ -103,6 +103,8 @@
  *     flashtune_xla_cpu_backward         runs the backward pass on the CPU
  *     flashtune_xla_cuda_forward         runs the forward pass on a GPU
  *     flashtune_xla_cuda_backward        runs the backward pass on a GPU
+ *     flashtune_xla_cpu_quantize         quantises and rotates on the CPU
+ *     flashtune_xla_cuda_quantize        quantises and rotates on a GPU
  *   The Python package
  *     flashtune_python_drafts            makes the functions that repeat calls on torch tensors
  */
@@ -2368,6 +2370,17 @@ void *flashtune_xla_cuda_forward(void *call_frame);
  * The backward pass on a GPU; see flashtune_xla_cuda_forward.
  */
 void *flashtune_xla_cuda_backward(void *call_frame);
+
+/**
+ * Quantises a tensor to 8 bits, rotates it, or both, on the CPU; see flashtune_xla_cpu_forward.
+ * The sources list the arguments and results (src/xla/quantize.rs).
+ */
+void *flashtune_xla_cpu_quantize(void *call_frame);
+
+/**
+ * The same on a GPU; see flashtune_xla_cuda_forward.
+ */
+void *flashtune_xla_cuda_quantize(void *call_frame);
 
 /**
  * For flashtune's Python package: a new tuple of built-in functions (repeat, keep, alias, forget,

@@ -19,4 +19,4 @@ import jax
 print("JAX", jax.__version__, "on", jax.devices())
 assert jax.default_backend() == "gpu", "JAX sees no GPU"'
 exec "$python" -m pytest -q -rs -p no:cacheprovider bindings/python/tests/test_jax.py \
-    bindings/python/tests/test_jax_caches.py "$@"
+    bindings/python/tests/test_jax_caches.py bindings/python/tests/test_jax_eight.py "$@"

@@ -1,4 +1,4 @@
-//! The handlers that XLA calls: one for each pass and platform.
+//! The handlers that XLA calls: one for each pass and platform, and those that quantise.
 
 // The header says what a caller must promise.
 #![allow(clippy::missing_safety_doc)]
@@ -8,11 +8,12 @@ use super::contexts::{Device, context};
 use super::failure::{Failure, Result, check};
 use super::frame::Frame;
 use super::options::Options;
-use super::{params, runtime};
+use super::{params, quantize, runtime};
 use crate::capi::backward::{flashtune_backward, flashtune_backward_prepare, flashtune_backward_workspace_size};
 use crate::capi::context::flashtune_context;
 use crate::capi::forward::{flashtune_forward, flashtune_forward_prepare, flashtune_forward_workspace_size};
 use crate::capi::panic_boundary::enter;
+use crate::capi::quantize::{flashtune_quantize, flashtune_quantize_prepare};
 use crate::cpu::HostMemory;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -55,6 +56,21 @@ pub unsafe extern "C" fn flashtune_xla_cuda_forward(call_frame: *mut c_void) -> 
 pub unsafe extern "C" fn flashtune_xla_cuda_backward(call_frame: *mut c_void) -> *mut c_void {
     // SAFETY: as above.
     unsafe { handle(call_frame, Platform::Cuda, backward) }
+}
+
+/// Quantises a tensor to 8 bits, rotates it, or both, on the CPU; see flashtune_xla_cpu_forward.
+/// The sources list the arguments and results (src/xla/quantize.rs).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashtune_xla_cpu_quantize(call_frame: *mut c_void) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { handle(call_frame, Platform::Cpu, quantize) }
+}
+
+/// The same on a GPU; see flashtune_xla_cuda_forward.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashtune_xla_cuda_quantize(call_frame: *mut c_void) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { handle(call_frame, Platform::Cuda, quantize) }
 }
 
 #[derive(Clone, Copy)]
@@ -122,6 +138,23 @@ fn backward(frame: &Frame, platform: Platform) -> Result<()> {
         |context| unsafe { flashtune_backward_prepare(context, &params) },
         |context, bytes| unsafe { flashtune_backward_workspace_size(context, &params, bytes) },
         |context, workspace, bytes, stream| unsafe { flashtune_backward(context, &params, workspace, bytes, stream) },
+    )
+}
+
+fn quantize(frame: &Frame, platform: Platform) -> Result<()> {
+    let params = quantize::quantize(frame, &Options::of(frame)?)?;
+    let no_workspace = |_, bytes: *mut u64| {
+        // SAFETY: `run` passes the address of its own number.
+        unsafe { bytes.write(0) };
+        0
+    };
+    run(
+        frame,
+        platform,
+        // SAFETY: as above.
+        |context| unsafe { flashtune_quantize_prepare(context, &params) },
+        no_workspace,
+        |context, _, _, stream| unsafe { flashtune_quantize(context, &params, stream) },
     )
 }
 

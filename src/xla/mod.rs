@@ -17,6 +17,7 @@ pub mod handlers;
 mod operands;
 mod options;
 mod params;
+mod quantize;
 mod runtime;
 mod sizes;
 mod types;

@@ -29,6 +29,10 @@ pub struct Options {
     pub int4_group: i64,
     pub batch_invariant: i64,
     pub deterministic: i64,
+    /// These three belong to quantising alone.
+    pub heads_per_descale: i64,
+    pub rotation: i64,
+    pub rotation_seed: u64,
 }
 
 enum Number {
@@ -70,6 +74,9 @@ impl Options {
             ("int4_group", Number::Integer(value)) => self.int4_group = value,
             ("batch_invariant", Number::Integer(value)) => self.batch_invariant = value,
             ("deterministic", Number::Integer(value)) => self.deterministic = value,
+            ("heads_per_descale", Number::Integer(value)) => self.heads_per_descale = value,
+            ("rotation", Number::Integer(value)) => self.rotation = value,
+            ("rotation_seed", Number::Integer(value)) => self.rotation_seed = value as u64,
             (name, _) => {
                 return Err(Failure::invalid(format!(
                     "attribute {name} is unknown to this version of flashtune, or its number is of the wrong type"

@@ -21,6 +21,7 @@ use super::options::{Options, narrow};
 use super::sizes::Sizes;
 use super::types::Types;
 use crate::capi::backward::flashtune_backward_params_from_forward;
+use crate::capi::quantize::flashtune_quantize_params;
 use crate::capi::types::*;
 use crate::problem::Pass;
 use std::mem::MaybeUninit;
@@ -179,11 +180,12 @@ fn problem(
 }
 
 /// A struct of zeros, the default of every optional field.
-fn zeroed<T: Params>() -> T {
+pub fn zeroed<T: Params>() -> T {
     // SAFETY: the structs hold integers, floats and raw pointers, of which zeros are valid.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-trait Params {}
+pub trait Params {}
 impl Params for flashtune_forward_params {}
 impl Params for flashtune_backward_params {}
+impl Params for flashtune_quantize_params {}

@@ -19,7 +19,8 @@ use flashtune::device::Arch;
 use flashtune::kernel::Gpu;
 use flashtune::xla::c_api::*;
 use flashtune::xla::handlers::{
-    flashtune_xla_cpu_backward, flashtune_xla_cpu_forward, flashtune_xla_cuda_backward, flashtune_xla_cuda_forward,
+    flashtune_xla_cpu_backward, flashtune_xla_cpu_forward, flashtune_xla_cpu_quantize, flashtune_xla_cuda_backward,
+    flashtune_xla_cuda_forward, flashtune_xla_cuda_quantize,
 };
 use frame::{Call, Handler, Short, Tensor, Value, XLA, api, metadata, metadata_of};
 use source_tree::root;
@@ -179,6 +180,51 @@ fn cpu_handler_runs_packed_e4m3() {
     e4m3_is_right(backend_of_cpu(), flashtune_xla_cpu_forward);
 }
 
+/// int8 with a scale of each row and pair of heads, which are 1/4, then by these scales again.
+fn quantising_is_right(backend: Backend, handler: Handler) {
+    const OF_X: &[i64] = &[BATCH, SEQLEN_Q, HEADS, DIM];
+    const OF_SCALES: &[i64] = &[BATCH, SEQLEN_Q, 1];
+    let mut tensors = Tensors::new(backend);
+    let count = (BATCH * SEQLEN_Q * HEADS * DIM) as usize;
+    // 31.75 is 127 / 4, once in each row of both heads.
+    let values: Vec<f32> = (0..count).map(|i| if i % 32 == 5 { -31.75 } else { i as f32 % 20.0 - 7.25 }).collect();
+    let halves: Vec<u8> = values.iter().flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect();
+    let x = tensors.of_dtype(DTYPE_BF16, OF_X, &halves);
+    let out = tensors.of_dtype(DTYPE_S8, OF_X, &vec![99; count]);
+    let scales = tensors.full(OF_SCALES, -1.0);
+    let attributes = vec![("keys_per_descale", Value::Integer(1)), ("heads_per_descale", Value::Integer(HEADS))];
+    let computes =
+        Call { stage: STAGE_EXECUTE, args: vec![x], results: vec![out, scales], attributes: attributes.clone() };
+    let given = Call { stage: STAGE_EXECUTE, args: vec![x, scales], results: vec![out], attributes };
+    for call in [&computes, &given] {
+        call.run(handler).unwrap();
+        tensors.assert_full(scales, 0.25);
+        let numbers: Vec<i8> = tensors.download(out).iter().map(|byte| *byte as i8).collect();
+        let expected: Vec<i8> = values.iter().map(|x| (x * 4.0) as i8).collect();
+        assert_eq!(numbers, expected);
+    }
+    let with = |args, results, attributes| Call { stage: STAGE_EXECUTE, args, results, attributes };
+    let groups = |group| vec![("keys_per_descale", Value::Integer(1)), ("heads_per_descale", Value::Integer(group))];
+    let cases = [
+        (with(vec![x], vec![out, scales], groups(3)), "the latter must divide 2"),
+        (with(vec![x], vec![out, scales], groups(1)), "descale has shape [2, 5, 1]; it must be [2, 5, 2]"),
+        (with(vec![x], vec![scales, out], groups(2)), "out is float32; it must be bfloat16"),
+        (with(vec![scales], vec![scales], groups(2)), "x has shape [2, 5, 1]"),
+        (with(vec![x, scales], vec![out, scales], groups(2)), "the call has 2 arguments; it must have 1"),
+        (with(vec![x], vec![x], vec![("rotation", Value::Integer(9))]), "rotation is 9"),
+    ];
+    for (call, expected) in &cases {
+        let (code, message) = call.run(handler).expect_err(expected);
+        assert!(message.contains(expected), "{message}; expected {expected}");
+        assert_eq!(code, CODE_INVALID_ARGUMENT, "{message}");
+    }
+}
+
+#[test]
+fn cpu_handler_quantises_by_computed_and_by_given_scales() {
+    quantising_is_right(backend_of_cpu(), flashtune_xla_cpu_quantize);
+}
+
 #[test]
 fn leading_dimensions_belong_to_the_batch() {
     let mut tensors = Tensors::new(backend_of_cpu());
@@ -199,8 +245,10 @@ fn handlers_answer_the_version_of_xla_and_cannot_be_captured() {
     for handler in [
         flashtune_xla_cpu_forward as Handler,
         flashtune_xla_cpu_backward,
+        flashtune_xla_cpu_quantize,
         flashtune_xla_cuda_forward,
         flashtune_xla_cuda_backward,
+        flashtune_xla_cuda_quantize,
     ] {
         assert_eq!(metadata(handler, Some(&api(size_of::<Api>()))), (0, 3, 0));
         assert_eq!(metadata(handler, None), (0, 1, 0));
@@ -323,6 +371,7 @@ fn cuda_handlers_run_both_passes() {
     if gpu().device().arch == Arch::Sm(9, 0) {
         e4m3_is_right(Backend::Cuda(gpu()), flashtune_xla_cuda_forward);
     }
+    quantising_is_right(Backend::Cuda(gpu()), flashtune_xla_cuda_quantize);
     // The backward pass has a workspace.
     XLA.with_borrow(|xla| assert!(xla.freed > 0 && xla.freed == xla.allocations.len()));
 }

@@ -48,9 +48,9 @@ def _seed(name, seed):
     return number
 
 
-def _rotation(seed):
+def rotation(seed, name="rotation_seed"):
     """The fields of a rotation by this seed; None: of no rotation."""
-    return (_structs.ROTATION_NONE, 0, 0) if seed is None else (_structs.ROTATION_HADAMARD, 0, _seed("rotation_seed", seed))
+    return (_structs.ROTATION_NONE, 0, 0) if seed is None else (_structs.ROTATION_HADAMARD, 0, _seed(name, seed))
 
 
 def pack(dtype, out_dtype, shape, x, out, descale, keys_per_descale, heads_per_descale, computes, rotation_seed):
@@ -60,7 +60,7 @@ def pack(dtype, out_dtype, shape, x, out, descale, keys_per_descale, heads_per_d
     """
     return _pack(
         _BYTES, dtype, out_dtype, *shape, *x, *out, *descale, keys_per_descale, heads_per_descale, computes, 0,
-        *_rotation(rotation_seed),
+        *rotation(rotation_seed),
     )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Attention on JAX arrays, on the CPU and on NVIDIA GPUs, under `jit`, `grad` and `vmap`.
 
 Each pass is one call through `jax.ffi`. The library itself exports the handlers, so nothing is
-compiled. Importing this module registers them under the names flashtune_forward and
-flashtune_backward; a process that runs an exported program must import it first.
+compiled. Importing this module registers them under the names flashtune_forward,
+flashtune_backward and flashtune_quantize. A process that runs an exported program must import it
+first.
 """
 
 import functools
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _attention as _public
-from . import _block_mask, _call, _dtypes, _eight, _features, _jax_arrays, _jax_axes, _structs
+from . import _block_mask, _call, _dtypes, _eight, _features, _jax_arrays, _jax_axes, _jax_eight, _structs
 from ._context import CPU, context
 from ._errors import FlashtuneError, InvalidArgumentError, UnsupportedError
 from ._library import library
@@ -125,6 +126,33 @@ def dot_product_attention(
     return out if has_batch else out[0]
 
 
+def attention_fp8(
+    q, k, v, *, causal=False, softmax_scale=None, window=None, softcap=0.0, sinks=None, rotation_seed=None
+):  # fmt: skip
+    """`flashtune.attention_fp8` on JAX arrays, with the same arguments: an fp8 forward pass and a
+    16-bit backward pass. All but the arrays are static.
+    """
+    if window is not None and not isinstance(window, int):
+        window = tuple(window)
+    passes = (_prepared, _forward, _backward)
+    static = _jax_eight.Static(passes, _call.options(causal, softmax_scale, 0.0), window, softcap, rotation_seed)
+    sinks = None if sinks is None else _jax_arrays.array("sinks", sinks)
+    return _jax_eight.attention_fp8(static, *_jax_eight.checked(q, k, v), sinks)
+
+
+def quantize(x, dtype, *, descale=None, keys_per_descale=0, heads_per_descale=1, rotation_seed=None):
+    """`flashtune.quantize` of a JAX array, with the same arguments, without a gradient.
+
+    x and descale may be traced.
+    """
+    return _jax_eight.quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_seed)
+
+
+def rotate(x, seed):
+    """`flashtune.rotate` of a JAX array, without a gradient. seed is static."""
+    return _jax_eight.rotate(x, seed)
+
+
 def _taken(features, allowed):
     for name in features:
         if name not in allowed:
@@ -154,6 +182,12 @@ class _Problem(NamedTuple):
 
 
 def _attention(q, k, v, opts, seed, return_lse, keywords, alignment=None):
+    problem, arrays = _prepared(q, k, v, opts, seed, return_lse, keywords, alignment)
+    return _apply(problem, *arrays)
+
+
+def _prepared(q, k, v, opts, seed, return_lse, keywords, alignment=None):
+    """(the problem, (q, k, v, the operands after them))"""
     q, k, v = (_jax_arrays.array(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     keywords = _jax_arrays.converted(keywords, _ARRAYS)
     for side, x in (("q", q), ("k", k)):
@@ -181,7 +215,7 @@ def _attention(q, k, v, opts, seed, return_lse, keywords, alignment=None):
     )  # fmt: skip
     # Outside of `_apply`, so that the gradient of a replicated array is summed over the mesh.
     q, k, v, *extras = _jax_axes.vary([q, k, v, *(arrays[name] for name in names)])
-    return _apply(problem, q, k, v, tuple(extras))
+    return problem, (q, k, v, tuple(extras))
 
 
 def _checked(opts, features, numbers, dims, q, k):
@@ -352,7 +386,7 @@ def _register():
         needed = ".".join(map(str, _OLDEST))
         raise UnsupportedError(f"this is jax {jax.__version__}; flashtune.jax needs jax {needed} or later")
     lib = library()
-    for name in ("forward", "backward"):
+    for name in ("forward", "backward", "quantize"):
         try:
             handlers = [getattr(lib, f"flashtune_xla_{platform}_{name}") for platform in ("cpu", "cuda")]
         except AttributeError as error:

@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name in _NEEDS_JAX)
 
 
-_NEEDS_JAX = {"test_jax.py", "test_jax_caches.py"}
+_NEEDS_JAX = {"test_jax.py", "test_jax_caches.py", "test_jax_eight.py"}
 _NEEDS_TRANSFORMERS = {"test_transformers.py"}
 _NEEDS_TORCH = {
     "test_context_parallel.py",
