@@ -26,7 +26,8 @@ static_assert(kSharedBytes == kLaunchBytes, "src/family computes the same");
 // Over 8 bits registers and shared memory would let an SM hold a third CTA. More bytes in flight
 // than suffice are slower (docs/tuning/decode.md), and so is a last wave of few CTAs. So where TMA
 // copies keys, a CTA takes unused shared memory, with which kCtasPerSm CTAs fill an SM of 228 KB.
-// It is static, of which there are 48 KB at most.
+// CTAs of several heads take it too, since the host counts waves of kCtasPerSm for them as well. It
+// is static, of which there are 48 KB at most.
 constexpr int kSmBytes = kArch == 90 || kArch / 10 == 10 ? 228 << 10 : 0;
 constexpr int kLackingBytes = kSmBytes / (kCtasPerSm + 1) - 1024 + 128 - kSharedBytes;  // 1024 are the system's
 constexpr bool kFillsSm = kKeyFormat != 0 && kKeyFormat != kInt4 && kBlockM <= 16 && kAlignsRings && kLackingBytes > 0 && kLackingBytes <= 40 << 10;

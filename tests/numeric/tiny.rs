@@ -89,21 +89,21 @@ fn gpu_is_right_on_tiny_problems_of_eight_bits_whose_heads_share_copies() {
     assert!(served >= 12, "{served}");
 }
 
-/// Fewer heads than a CTA has, as many, and heads that do not lie one after the other. Returns the
-/// number of configs that serve a case.
+/// Fewer heads than a CTA has, as many, and heads that do not lie one after the other, with two to
+/// four stages. Returns the number of configs that serve a case.
 fn forward_of_shared_heads(subject: &Subject, cases: &[Case]) -> usize {
     let mut served = 0;
     for case in cases {
         let (prepared, problem) = (Prepared::new(case), case.problem(Pass::Forward));
-        let by_threads = [(2, 1, 32, 0), (2, 3, 32, 0), (4, 1, 32, 0), (8, 1, 32, 0), (8, 3, 32, 0)];
-        let by_tma = [(2, 1, 16, 1), (4, 3, 32, 1), (8, 1, 32, 1), (8, 3, 16, 1)];
-        for (heads, splits, block_n, tma) in by_threads.into_iter().chain(by_tma) {
+        let by_threads = [(2, 1, 32, 2, 0), (2, 3, 32, 2, 0), (4, 1, 32, 3, 0), (8, 1, 32, 2, 0), (8, 3, 32, 4, 0)];
+        let by_tma = [(2, 1, 16, 2, 1), (4, 3, 32, 3, 1), (8, 1, 32, 2, 1), (8, 1, 16, 4, 1), (8, 3, 16, 3, 1)];
+        for (heads, splits, block_n, stages, tma) in by_threads.into_iter().chain(by_tma) {
             let knobs = [
                 ("heads", heads),
                 ("num_warps", 8),
                 ("warps_m", 1),
                 ("block_n", block_n),
-                ("num_stages", 2),
+                ("num_stages", stages),
                 ("ctas_per_sm", 1),
                 ("tma", tma),
                 ("num_splits", splits),
@@ -234,7 +234,7 @@ fn gpu_is_right_on_tiny_mixed_batches_with_split_keys() {
             let prepared = Prepared::new(&replayed);
             let replay = |call: &mut Call| (call.workspace, call.most_splits) = (workspace.address(), most_splits);
             let got = subject.forward_runs(&prepared.case, &prepared.data, replay, &config, 2);
-            let judged = prepared.judge_forward(false, &got);
+            let judged = prepared.judge_forward_with(false, &config, &got);
             judged.unwrap_or_else(|reason| panic!("{reason}\n  {}\n  {config}", prepared.case));
             workspace.check_guards(&subject.backend, "workspace");
         }

@@ -40,6 +40,12 @@ impl Prepared {
         self.judge_forward_of(loses_bits, 0.0, got)
     }
 
+    /// The same for a config that may round int4 keys to bf16.
+    pub fn judge_forward_with(&self, loses_bits: bool, config: &Config, got: &Forward) -> Result<(), String> {
+        let rounds_keys = self.case.extras.four.is_some() && config.get("widens") == Some(1);
+        self.judge_forward_of(loses_bits, if rounds_keys { ROUNDING_OF_WIDENED_INT4 } else { 0.0 }, got)
+    }
+
     /// `rounding`: what scores may lose to rounded keys.
     fn judge_forward_of(&self, loses_bits: bool, rounding: f64, got: &Forward) -> Result<(), String> {
         let rule = self.rule(loses_bits, 2.0);
@@ -82,9 +88,7 @@ impl Prepared {
     /// Runs the forward pass and judges it. A panic prints the line that reproduces the case.
     pub fn forward(&self, subject: &Subject, config: &Config) -> Forward {
         let got = subject.forward(&self.case, &self.data, config);
-        let rounds_keys = self.case.extras.four.is_some() && config.get("widens") == Some(1);
-        let rounding = if rounds_keys { ROUNDING_OF_WIDENED_INT4 } else { 0.0 };
-        self.expect(self.judge_forward_of(self.loses_bits(subject), rounding, &got), config);
+        self.expect(self.judge_forward_with(self.loses_bits(subject), config, &got), config);
         got
     }
 

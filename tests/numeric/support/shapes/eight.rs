@@ -113,6 +113,7 @@ pub fn tiny_eight_bits() -> Vec<Case> {
         // CTAs of several heads, whose rows of 64 bytes lie one after the other or do not.
         paged(Case { num_heads_kv: 4, ..few(Dtype::Bf16, Eight::E4m3, 1, 64) }),
         Case { num_heads_kv: 8, strides: Strides::Gaps, ..few(Dtype::Fp16, Eight::Int8, 0, 64) },
+        Case { num_heads_kv: 8, strides: Strides::Bhsd, ..few(Dtype::Bf16, Eight::E4m3, 1, 64) },
     ])
 }
 

@@ -121,6 +121,7 @@ pub fn tiny_four_bits() -> Vec<Case> {
     unless_one_is_given(vec![
         few(Bf16, Int4g32, 64, none),
         few(Fp16, Int4g64, 128, none),
+        Case { strides: Strides::Bhsd, ..few(Bf16, Int4g32, 128, none) },
         Case { softmax_scale: -0.1, strides: Strides::Gaps, ..few(Bf16, Int4g32, 96, none) },
         few(Fp16, Int4g32, 128, paged(16, none)),
         few(Bf16, Int4g64, 64, paged(3, Extras { softcap: 9.0, ..none })),

@@ -5,7 +5,7 @@ use super::unless_one_is_given;
 use crate::support::blocks::Blocks;
 use crate::support::case::{Case, Strides};
 use crate::support::extras::{Extras, Sides, Spread};
-use flashtune::problem::{Causal, Dtype, Window};
+use flashtune::problem::{Causal, Dtype, Four, Window};
 
 const NONE: Extras = Extras {
     window: Window { left: None, right: None, top_left: false },
@@ -129,11 +129,14 @@ pub fn tiny_mixed() -> Vec<Case> {
     };
     let sinks = Extras { sinks: true, ..NONE };
     let scores = Extras { window, softcap: 9.0, sinks: true, ..NONE };
+    let int4 = Extras { four: Some(Four::Int4g32), ..NONE };
     unless_one_is_given(vec![
         of(Dtype::Bf16, (8, 2), mixed(16, sinks), 64, BottomRight),
         of(Dtype::Fp16, (2, 2), mixed(64, scores), 128, BottomRight),
         Case { strides: Strides::PackedQkv, ..of(Dtype::Bf16, (8, 1), mixed(3, NONE), 40, Full) },
         Case { strides: Strides::Gaps, ..of(Dtype::Fp16, (20, 1), mixed(64, NONE), 64, BottomRight) },
+        // Prompts whose int4 keys are widened, beside single queries whose keys are split.
+        Case { seqlen_q: 130, ..of(Dtype::Bf16, (8, 2), mixed(16, int4), 64, BottomRight) },
     ])
 }
 
