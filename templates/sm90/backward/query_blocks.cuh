@@ -8,6 +8,9 @@
 #include "device/schedule/group_walk.cuh"
 #include "device/schedule/listed_slots.cuh"
 
+// Whether a block needs a mask, known at run time. Bool says it at compile time.
+struct MaybeMasked { bool value; };
+
 struct QueryBlocks {
     // Broadcast from a lane, these are known to be uniform, and leave the registers to the
     // accumulators.
@@ -39,10 +42,11 @@ struct QueryBlocks {
         if constexpr (!kHasBlockMask) walk.advance();
     }
     // Calls `step(first, masked, is_tail)` for each block; the step calls advance(). The first
-    // block is masked, and each block whose rows may not see all keys of the tile. A later block
-    // with up to kTailRows rows left is a tail. The condition stands in the branch: a function that
+    // block is masked, and each block whose rows may not see all keys of the tile. With kSharesStep
+    // later blocks share the code of one step, to which `masked` is MaybeMasked. A later block with
+    // up to kTailRows rows left is a tail. The condition stands in the branch: a function that
     // returns it makes the kernels spill more.
-    template <int kTailRows = 0, class Memory, class RingQ, class Step>
+    template <int kTailRows = 0, bool kSharesStep = false, class Memory, class RingQ, class Step>
     __device__ __forceinline__ void for_each(const KernelParams& params, const Sequence& sequence, const Tile& tile, const Memory& smem, const RingQ& ring_q, const Step& step) {
         const bool is_cut = tile.first + kBlockN > sequence.seqlen_k;  // the sequence ends in the tile
         read_listed(params, tile, smem, ring_q);
@@ -51,6 +55,8 @@ struct QueryBlocks {
             read_listed(params, tile, smem, ring_q);
             if (kTailRows > 0 && walk.block * kBlockM + kTailRows >= sequence.seqlen_q) {
                 step(Bool<false>{}, Bool<true>{}, Bool<(kTailRows > 0)>{});
+            } else if constexpr (kSharesStep) {
+                step(Bool<false>{}, MaybeMasked{is_cut || (kHasWindow && walk.block >= full_end)}, Bool<false>{});
             } else if (is_cut || (kIsCausal && walk.block < full_begin) || (kHasWindow && walk.block >= full_end)) {
                 step(Bool<false>{}, Bool<true>{}, Bool<false>{});
             } else {
