@@ -309,6 +309,26 @@ fn gpu_is_right_backward_on_tiny_problems_of_few_keys() {
     }
 }
 
+/// A CTA, or a pair of them, does both tiles of a head for a part of the queries.
+#[test]
+fn gpu_is_right_backward_on_tiny_problems_whose_pairs_of_tiles_share_walks() {
+    let Some(subject) = Subject::gpu() else { return };
+    let device = subject.backend.device();
+    for case in shapes::tiny_pairs_of_tiles() {
+        let (prepared, problem) = (Prepared::new(&case), case.problem(Pass::Backward));
+        let forward = prepared.forward(&subject, &subject.heuristic(&case, Pass::Forward));
+        let config = subject.heuristic(&case, Pass::Backward).with("direct_dq", 2);
+        let split = [1, 2, 4, 16].map(|waves| config.clone().with("split_waves", waves));
+        let lower = split.clone().map(|config| config.with("block_m", 64));
+        let all: Vec<_> = split.into_iter().chain(lower).collect();
+        let served: Vec<_> = all.iter().filter(|config| family::check(&problem, config, device).is_ok()).collect();
+        assert!(!served.is_empty() || device.arch != Arch::Sm(9, 0), "{case}");
+        for config in served.into_iter().take(2) {
+            prepared.backward(&subject, &forward, config);
+        }
+    }
+}
+
 #[test]
 fn gpu_is_right_backward_on_tiny_problems_of_many_groups() {
     let Some(subject) = Subject::gpu() else { return };

@@ -40,10 +40,13 @@ impl Space for BackwardKnobs {
         },
         Constraint {
             name: "direct_dq",
-            reason: "one tile writes dQ, and of up to four the last, if one CTA does them in turn, in blocks of up to 112 rows, past which it spills",
+            reason: "one tile writes dQ, and of up to four the last, if one CTA does them in turn, in blocks of up to 112 rows, past which it spills; parts of their walks have the same rows where tiles are alike",
             holds: |p, k, _| match (direct_tiles(p, k.block_n), k.direct_dq) {
                 (Some(1), direct) => direct <= 1,
-                (Some(tiles), direct) => direct == 0 || direct == tiles && k.split_waves == 0 && k.block_m <= 112,
+                (Some(tiles), direct) => {
+                    let may_split = k.split_waves == 0 || !tiles_differ(p);
+                    direct == 0 || direct == tiles && may_split && k.block_m <= 112
+                }
                 (None, direct) => direct == 0,
             },
         },
@@ -196,9 +199,13 @@ impl Space for BackwardKnobs {
         let walks: Vec<_> = walks.map(|config| config.with_best_groups(problem, device)).collect();
         let may_split = |config: &&Self| config.direct_dq <= 1;
         let least_us = || walks.iter().map(|config| config.us(problem, device)).fold(f64::INFINITY, f64::min);
-        let split = walks.iter().filter(may_split).flat_map(|config| {
+        // One CTA for both tiles of a head and a part of the queries.
+        let both = |config: &Self| BackwardKnobs { direct_dq: 2, ..*config };
+        let is_pair = may_split_pairs(problem, device) && direct_tiles(problem, unsplit.block_n) == Some(2);
+        let pairs: Vec<_> = heights.iter().filter(|_| is_pair).map(both).collect();
+        let split = walks.iter().filter(may_split).chain(&pairs).flat_map(|config| {
             let is_busy_alike = config.is_busy_alike(problem, device);
-            let most_us = is_busy_alike.then(|| WORTH_SPLITTING_ALIKE * least_us());
+            let most_us = is_busy_alike.then(|| worth_splitting_alike(problem, device) * least_us());
             let pays = move |split: &Self| most_us.is_none_or(|most_us| split.us(problem, device) < most_us);
             config.with_splits(problem, device).into_iter().filter(pays)
         });
@@ -336,7 +343,7 @@ impl BackwardKnobs {
         let Some(work) = unsplit.largest_work(problem, device) else { return unsplit };
         let share = match work.idle() {
             idle if idle > 0.5 => WORTH_SPLITTING_IF_IDLE,
-            _ if unsplit.is_busy_alike(problem, device) => WORTH_SPLITTING_ALIKE,
+            _ if unsplit.is_busy_alike(problem, device) => worth_splitting_alike(problem, device),
             _ => WORTH_SPLITTING,
         };
         let split = unsplit.with_splits(problem, device).into_iter();
@@ -453,8 +460,24 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
 const WORTH_SPLITTING: f64 = 0.95;
 /// The same of tiles that are alike and busy (`is_busy_alike`), also for `alternatives`. 4 x 20
 /// heads of 9,216 queries over 512 keys took 1.15 times as long in two splits on an H100, and 0.93
-/// times on an H200 (docs/tuning/choice.md).
+/// times on an H200 (docs/tuning/choice.md). So slow memory asks for more where Q, dO and dQ take
+/// several times L2.
+fn worth_splitting_alike(problem: &Problem, device: &Device) -> f64 {
+    let is_slow = device.memory_bytes_per_second < FAST_MEMORY;
+    if is_slow && bytes_of_queries(problem) > 4 * device.l2_bytes as i64 { 0.8 } else { WORTH_SPLITTING_ALIKE }
+}
 const WORTH_SPLITTING_ALIKE: f64 = 0.94;
+/// Bytes in a second between those of an H100 and an H200.
+const FAST_MEMORY: u64 = 4_000_000_000_000;
+
+/// Whether one CTA that does both tiles of a head for a part of the queries may be faster than
+/// tiles that add to dQ: where Q, dO and dQ take more than L2 holds. On an H100 it took 0.70 to
+/// 0.96 of the time from 1.5 of L2 on past head dim 64, and 1.07 to 1.32 below and at 64
+/// (docs/tuning/sm90-backward.md).
+fn may_split_pairs(problem: &Problem, device: &Device) -> bool {
+    let most = if problem.head_dim.max(problem.head_dim_v) <= 64 { 3.0 } else { 1.5 };
+    !tiles_differ(problem) && bytes_of_queries(problem) as f64 > most * device.l2_bytes as f64
+}
 /// The same where more than half of the SMs have no tile: the model is least sure of their time.
 const WORTH_SPLITTING_IF_IDLE: f64 = 0.97;
 

@@ -502,7 +502,7 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let beyond_l2 = (partial_bytes - device.l2_bytes as f64).max(0.0);
     let tiles = match knobs.direct_dq {
         2.. => tiles_of_heads(heads_kv, 1, |_| {
-            let rows = f64::from(knobs.block_m) * blocks(0, sq, knobs.block_m);
+            let rows = f64::from(knobs.block_m) * (blocks(0, sq, knobs.block_m) / splits).ceil();
             let later = f64::from(knobs.direct_dq - 1);
             let all = (0..i64::from(knobs.direct_dq)).map(&cycles).sum::<f64>();
             let later_sum = if ctas == 2 { LATER_SUM_OF_PAIR } else { LATER_SUM };

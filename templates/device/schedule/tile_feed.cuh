@@ -20,7 +20,7 @@
 // the longest tiles do not wait for the last CTAs. advance() then comes before the first tile.
 //
 // With kWholeHeads a feed takes all tiles of a head, one after the other, and then those of every
-// n-th head.
+// n-th head. With kMaySplit they are those that do the same part of their walks.
 
 #include "device/schedule/tile_order.cuh"
 
@@ -37,7 +37,7 @@ struct TileFeed {
     __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter)
         : params(params), tiles(params, feeds()), counter(kTilesDiffer || kByTicket || kDrawsEqual ? counter : nullptr) {
         if (kByTicket && this->counter) index = draw();
-        if constexpr (kWholeHeads) index *= tiles.order.tiles_per_head;
+        if constexpr (kWholeHeads) index *= tiles.order.tiles_per_head / splits_of_tile(params);
     }
     // Whether a feed knows its second tile from the start: all tiles have one length.
     __device__ __forceinline__ bool knows_second() const {
@@ -57,7 +57,7 @@ struct TileFeed {
     }
     __device__ __forceinline__ void advance() {
         if constexpr (kWholeHeads) {
-            const uint32 per_head = tiles.order.tiles_per_head;
+            const uint32 per_head = tiles.order.tiles_per_head / splits_of_tile(params);
             if (++index % per_head == 0) index += (feeds() - 1) * per_head;
             return;
         }

@@ -124,7 +124,8 @@ struct QueryTiles {
 // these come first. kLastFirst gives the order that schedule/dq_turns.cuh needs. With kHeadByHead
 // the tiles of a head have consecutive indices, from the first keys on.
 //
-// With kMaySplit a tile does a part of its keys' walk through the blocks of queries.
+// With kMaySplit a tile does a part of its keys' walk through the blocks of queries. With
+// kHeadByHead the tiles of a head that do the same part have consecutive indices.
 template <bool kLastFirst, bool kHeadByHead = false>
 struct KeyTiles {
     static constexpr bool kMayStartLate = false;
@@ -137,14 +138,17 @@ struct KeyTiles {
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_kv; }
     static __device__ __forceinline__ int without_tiles(const KernelParams&, int) { return 0; }
     static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 rank, int head, int batch, uint32 wave, const KernelParams& params) {
-        const uint32 key_rank = rank / splits_of_tile(params);
+        uint32 key_rank = rank / splits_of_tile(params), split = rank % splits_of_tile(params);
+        if constexpr (kHeadByHead && kMaySplit) {
+            const uint32 tiles = order.tiles_per_head / splits_of_tile(params);
+            key_rank = rank % tiles, split = rank / tiles;
+        }
         const int key = int(kLastFirst ? order.tiles_per_head / splits_of_tile(params) - 1 - key_rank : key_rank) * kBlockN;
         const Sequence sequence(params, batch);
         const BlockRange range = query_blocks<kBlockM>(key, min(kBlockN, sequence.seqlen_k - key), sequence);
         if constexpr (kHasBlockMask) return {key, head, batch, QueryList::count(params, sequence, head, key, range), 0, 0};
         const int steps = (range.end - range.begin) * params.group_size;
         if constexpr (!kMaySplit) return {key, head, batch, steps, kAlternates ? int(wave & 1) : 0, 0};
-        const uint32 split = rank % splits_of_tile(params);
         const SplitSteps part(steps, split, splits_of_tile(params));
         return {key, head, batch, part.end - part.begin, part.begin, int(split)};
     }

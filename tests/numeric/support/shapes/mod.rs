@@ -18,7 +18,10 @@ pub use eight::{
 use flashtune::problem::{Causal, Dtype, Window};
 pub use four::{four_bits, random_four_bits, tiny_four_bits, tiny_widened_four_bits};
 pub use tiles::{deterministic, long, long_deterministic, many_key_tiles, many_tiles};
-pub use tiny::{one, tiny, tiny_decode, tiny_few_keys, tiny_groups, tiny_mixed, tiny_pages, tiny_short, tiny_splits};
+pub use tiny::{
+    one, tiny, tiny_decode, tiny_few_keys, tiny_groups, tiny_mixed, tiny_pages, tiny_pairs_of_tiles, tiny_short,
+    tiny_splits,
+};
 
 /// Head dims that models use, head dims between the widths of matrix instructions, and the smallest
 /// ones.

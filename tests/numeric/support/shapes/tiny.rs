@@ -191,6 +191,21 @@ pub fn tiny_few_keys() -> Vec<Case> {
     ])
 }
 
+/// Backward: heads of two tiles of keys and enough queries for two parts of them.
+pub fn tiny_pairs_of_tiles() -> Vec<Case> {
+    use Causal::None as Full;
+    use Dtype::{Bf16, Fp16};
+    let of = |dtype, lengths, head_dim| of(dtype, lengths, head_dim, Full);
+    unless_one_is_given(vec![
+        of(Bf16, (300, 200), 64),
+        // The second tile has no keys for the second consumer.
+        Case { strides: Strides::Gaps, num_heads_q: 4, num_heads_kv: 2, ..of(Fp16, (271, 154), 128) },
+        Case { dropout_p: 0.2, deterministic: true, ..of(Bf16, (260, 226), 96) },
+        of(Bf16, (300, 154), 256),
+        Case { num_heads_q: 4, num_heads_kv: 2, ..of(Fp16, (200, 150), 160) },
+    ])
+}
+
 /// Backward: heads whose Q, dO and dQ take more than half a megabyte, so that groups of a megabyte
 /// have one K/V head each where the GPU has two SMs.
 pub fn tiny_groups() -> Vec<Case> {
