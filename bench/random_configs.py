@@ -70,6 +70,7 @@ def forward_configs(case):
                     group_mb=group if case["causal"] else 1, tma_store=int(splits == 1 and q_stages == 2), num_splits=splits, decode_rows=0,
                     decode_splits=0,
                     widens=0,
+                    splits_rest=0,
                 )  # fmt: skip
 
 
@@ -212,7 +213,7 @@ def main():
             share, of = map(int, arguments.prepare.split("/"))
             for config in configs:
                 splits = config.get("num_splits", 1) > 1 or config.get("split_waves", 0) > 0
-                text = {knob: value for knob, value in config.items() if knob not in ("num_splits", "split_waves")}
+                text = {knob: value for knob, value in config.items() if knob not in ("num_splits", "splits_rest", "split_waves")}
                 kernel = str((backward, dim, causal, sorted(text.items()), splits))
                 if kernel in kernels or zlib.crc32(kernel.encode()) % of != share:
                     continue

@@ -2,6 +2,7 @@
 //! query rows and one for many.
 
 use super::spec::{Axis, KernelSpec};
+use super::split_rest::SplitRest;
 use crate::problem::{MAX_SEGMENTS, MAX_SPLITS, Problem};
 
 /// A row with each CTA, whose warps share the splits.
@@ -51,8 +52,8 @@ pub fn runs() -> KernelSpec {
     KernelSpec { template: COMBINE_RUNS, entry: "flashtune_combine_runs", ..segments() }
 }
 
-/// For many query rows.
-pub fn many_rows(problem: &Problem, most_splits: u32) -> KernelSpec {
+/// For many query rows: all, or those of split tiles.
+pub fn many_rows(problem: &Problem, most_splits: u32, split_rest: Option<SplitRest>) -> KernelSpec {
     let threads_of_row = (problem.partial_cols() as u32 / 4).next_power_of_two().min(32);
     KernelSpec {
         template: COMBINE_ROWS,
@@ -61,6 +62,7 @@ pub fn many_rows(problem: &Problem, most_splits: u32) -> KernelSpec {
         rows: THREADS / threads_of_row,
         is_main: false,
         most_splits,
+        split_rest,
         ..KernelSpec::MAIN
     }
 }

@@ -16,6 +16,7 @@ mod sm80;
 mod sm90;
 mod space;
 pub mod spec;
+pub mod split_rest;
 mod tile;
 pub mod time;
 

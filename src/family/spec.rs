@@ -5,6 +5,7 @@
 //! renderer gives templates their numbers, which each template asserts (`smem_bytes`) or takes
 //! (`threads`, `rows`), and `kernel::launch` launches by them. So the two sides cannot drift apart.
 
+use super::split_rest::SplitRest;
 use crate::config::{Config, Family};
 use crate::problem::Problem;
 
@@ -32,6 +33,8 @@ pub struct KernelSpec {
     /// Splits of the keys at most, 1 where they are not split. A launch makes as many as the
     /// workspace has room for.
     pub most_splits: u32,
+    /// Only some tiles are split, into `most_splits`; None: all tiles alike.
+    pub split_rest: Option<SplitRest>,
     /// Whether the kernel's text has splits although `most_splits` is 1.
     pub may_split: bool,
     /// Backward: waves of tiles up to which tiles share the walk of their keys through the queries;
@@ -184,6 +187,7 @@ impl KernelSpec {
         slices: 1,
         turn: Turn::Always,
         most_splits: 1,
+        split_rest: None,
         may_split: false,
         split_waves: 0,
         direct_tiles: 0,
@@ -219,7 +223,10 @@ impl KernelSpec {
             return [0, 0, 0];
         }
         let tiles = match self.schedule {
-            Schedule::OneTile => self.tiles(problem),
+            Schedule::OneTile => match self.split_rows(problem, sm_count) {
+                0 => self.tiles(problem),
+                rows => self.tiles(&Problem { seqlen_q: rows, ..*problem }),
+            },
             // Each tile once for each split.
             Schedule::Persistent | Schedule::PersistentPairs => self.tiles(problem) * u64::from(num_splits),
         };
@@ -272,11 +279,20 @@ impl KernelSpec {
             }
         };
         let most = match self.most_rows {
+            0 if self.split_rest.is_some() => match self.split_rows(problem, sm_count) {
+                0 => 1,
+                _ => self.most_splits.into(),
+            },
             0 => problem.max_splits(),
             _ if problem.leaves_short_whole() => 1,
             rows => problem.max_short_splits(rows.into()),
         };
         wanted.clamp(1, most as u64) as u32
+    }
+
+    /// The rows of a head whose keys are split where only some are, else 0.
+    pub fn split_rows(&self, problem: &Problem, sm_count: u32) -> i64 {
+        self.split_rest.map_or(0, |rest| rest.rows(problem, sm_count, self.most_splits))
     }
 
     /// Tiles that run at a time under a persistent schedule.

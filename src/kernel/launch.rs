@@ -7,7 +7,7 @@
 
 use super::launch_maps::{KeyMaps, LaunchMaps};
 use super::modules::Loaded;
-use super::params::KernelParams;
+use super::params::{KernelParams, SplitRows};
 use super::resources::Resources;
 use super::tile_counters::TileCounters;
 use crate::call::{Call, Stream};
@@ -86,11 +86,16 @@ impl Executable {
     pub fn launch(&self, call: &Call, stream: Stream) -> Result<()> {
         let splits = self.kernels.iter().map(|kernel| {
             let spec = limited(&kernel.spec, call);
-            (spec.num_splits(&call.problem, self.sm_count), spec.most_rows)
+            let rows = match (spec.most_rows, spec.split_rows(&call.problem, self.sm_count)) {
+                (0, 0) => SplitRows::All,
+                (0, rows) => SplitRows::OfHead(rows),
+                (rows, _) => SplitRows::Short(rows),
+            };
+            (spec.num_splits(&call.problem, self.sm_count), rows)
         });
         // Kernels that split keys and those that combine them agree in both. Others do not split.
-        let (num_splits, short_rows) = splits.max_by_key(|(num_splits, _)| *num_splits).unwrap_or((1, 0));
-        let of_call = |call: &Call| KernelParams::new(call).with_splits(call, num_splits, short_rows);
+        let (num_splits, rows) = splits.max_by_key(|(num_splits, _)| *num_splits).unwrap_or((1, SplitRows::All));
+        let of_call = |call: &Call| KernelParams::new(call).with_splits(call, num_splits, rows);
         let own_params = of_call(call);
         let reads_widened = self.kernels.iter().any(|kernel| kernel.spec.reads_widened);
         if reads_widened && !call.problem.keeps_widened_kv() {

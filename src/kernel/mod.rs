@@ -49,8 +49,9 @@ use render::Renderer;
 /// Knobs whose numbers only a launch uses, or a kernel that not all configs have, or that a spec
 /// hands to the text. A text says whether the kernel may split (`may_split`), so that configs of
 /// any number of splits share it, and has `direct_tiles`, one number for several of `direct_dq`.
-const LAUNCH_KNOBS: [&str; 8] = [
+const LAUNCH_KNOBS: [&str; 9] = [
     "num_splits",
+    "splits_rest",
     "split_waves",
     "decode_splits",
     "splittable",

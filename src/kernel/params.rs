@@ -54,8 +54,9 @@ pub struct KernelParams {
     pub right_shift: i32,
     /// Backward: rows of the workspace for each sequence and head. Row blocks of a kernel are a
     /// multiple of 16, up to 128, rows. Each block that holds a query ends within these rows.
-    /// Forward with split keys: the packed rows of each short sequence of a mixed batch; 0 if the
-    /// partial states are of all rows (device/attention/partials.cuh).
+    /// Forward with split keys: the packed rows of each short sequence of a mixed batch, or the
+    /// rows of each head in split tiles; 0 if the partial states are of all rows
+    /// (device/attention/partials.cuh).
     pub workspace_rows: i32,
     pub softmax_scale: f32,
     /// softmax_scale * log2(e)
@@ -222,29 +223,34 @@ impl KernelParams {
     }
 
     /// With this many splits, at most as many as the workspace has room for (`KernelSpec`). Their
-    /// partial results lie in the call's workspace: forward, states of all rows or of `short_rows`.
-    pub fn with_splits(self, call: &Call, num_splits: u32, short_rows: u32) -> Self {
+    /// partial results lie in the call's workspace: forward, states of these rows.
+    pub fn with_splits(self, call: &Call, num_splits: u32, split: SplitRows) -> Self {
         let p = &call.problem;
         let partial_o = call.workspace.wrapping_byte_add(p.partials_offset()).cast::<f32>();
         if p.pass == Pass::Backward && num_splits > 1 {
             return KernelParams { partial_o, num_splits: num_splits as i32, ..self };
         }
-        let rows = match short_rows {
-            0 => p.query_rows(),
-            rows => p.rows_of_short(rows.into()),
+        let (rows, workspace_rows) = match split {
+            SplitRows::All => (p.query_rows(), 0),
+            SplitRows::Short(rows) => (p.rows_of_short(rows.into()), rows as i32),
+            SplitRows::OfHead(rows) => (p.batch_size * p.num_heads_q * rows, rows as i32),
         };
         let partial_lse = partial_o.wrapping_add(num_splits as usize * (rows * p.partial_cols()) as usize);
         match num_splits {
             ..=1 => self,
-            _ => KernelParams {
-                partial_o,
-                partial_lse,
-                num_splits: num_splits as i32,
-                workspace_rows: short_rows as i32,
-                ..self
-            },
+            _ => KernelParams { partial_o, partial_lse, num_splits: num_splits as i32, workspace_rows, ..self },
         }
     }
+}
+
+/// The query rows of a forward pass whose keys are split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SplitRows {
+    All,
+    /// So many packed rows of each short sequence of a mixed batch.
+    Short(u32),
+    /// So many rows of each head (`family::split_rest`).
+    OfHead(i64),
 }
 
 /// A diagonal's offset, clamped to where it makes a difference, so that a row and an offset add up

@@ -6,6 +6,7 @@
 
 use super::widened::MAX_KEY_BLOCK;
 use super::{Dtype, Features, Pass, Problem, Varlen, WidenedPlaces};
+use std::ops::RangeInclusive;
 
 impl Problem {
     /// Bytes of workspace that any config of any backend may use. The backward pass keeps delta,
@@ -146,9 +147,35 @@ impl Problem {
         if !self.may_split_tiles() {
             return 1;
         }
+        let of_tiles = self.splits_of_all_tiles() / self.tiles_of_least_rows();
+        (self.seqlen_k / SPLIT_KEYS_OF_TILE).min(of_tiles).clamp(1, MAX_SPLITS_OF_TILE)
+    }
+
+    /// The limit of splits times query tiles of the fewest rows.
+    fn splits_of_all_tiles(&self) -> i64 {
         let has_tall_tiles = self.head_dim.max(self.head_dim_v) <= 64 && self.seqlen_k >= LONG_KEYS;
-        let most = if has_tall_tiles { SPLITS_OF_ALL_LONG_TILES } else { SPLITS_OF_ALL_TILES };
-        (self.seqlen_k / SPLIT_KEYS_OF_TILE).min(most / self.tiles_of_least_rows()).clamp(1, MAX_SPLITS_OF_TILE)
+        if has_tall_tiles { SPLITS_OF_ALL_LONG_TILES } else { SPLITS_OF_ALL_TILES }
+    }
+
+    /// Query rows for whose partial states the workspace of a forward pass has room, counted once
+    /// for each split: those of `max_splits` splits of all rows or, where some tiles are split and
+    /// others are whole (`family::split_rest`), those of `splits_of_all_tiles`.
+    pub fn state_rows(&self) -> i64 {
+        let of_all = match self.max_splits() {
+            1 => 0,
+            splits => splits * self.query_rows(),
+        };
+        let of_rest = if self.may_split_rest() { self.splits_of_all_tiles() * SMALLEST_TILE } else { 0 };
+        of_all.max(of_rest)
+    }
+
+    /// Whether a config may split some tiles and leave others whole: more tiles than SMs, whose
+    /// last wave counts.
+    fn may_split_rest(&self) -> bool {
+        let is_plain = self.features == Features::NONE && !self.batch_invariant && !self.is_empty();
+        let is_served = self.pass == Pass::Forward && is_plain && self.may_split_tiles() && self.seqlen_q > 0;
+        let is_long = self.seqlen_k >= 2 * SPLIT_KEYS_OF_TILE && !(self.may_decode() && self.has_rows_near_few());
+        is_served && is_long && FEW_WAVES_OF_TILES.contains(&self.tiles_of_least_rows())
     }
 
     /// Query tiles of the fewest rows over all heads.
@@ -271,7 +298,8 @@ impl Problem {
     /// that is more; 0 if nothing is split. Forward, each query row of each split has an fp32 O,
     /// its columns rounded up to 4, and an LSE. With more than few queries they are the states of
     /// at most `SPLITS_OF_ALL_TILES` tiles of 64 rows, whatever the lengths: 21 MB at head dim 128.
-    /// Long keys up to head dim 64 have `SPLITS_OF_ALL_LONG_TILES`: 29 MB.
+    /// Long keys up to head dim 64 have `SPLITS_OF_ALL_LONG_TILES`: 29 MB. Problems of which some
+    /// tiles may be split have as many.
     /// Those of short sequences are at most `SPLITS_OF_ALL_SHORT` times `short_rows`: 2 MB at head
     /// dim 128 and groups of up to 16 heads.
     /// Backward, each key of each split has an fp32 dK and dV, with keys and columns rounded up to
@@ -281,7 +309,8 @@ impl Problem {
         if self.pass == Pass::Forward {
             let short_rows = self.short_rows().unwrap_or(0);
             let short = self.state_bytes(self.max_short_splits(short_rows), self.rows_of_short(short_rows));
-            return self.state_bytes(splits, self.query_rows()).max(short);
+            let states = if self.may_split_rest() { self.bytes_of_states(self.state_rows()) } else { 0 };
+            return self.state_bytes(splits, self.query_rows()).max(short).max(states);
         }
         if splits == 1 {
             return 0;
@@ -293,9 +322,13 @@ impl Problem {
 
     /// Bytes of the partial states of so many rows in each split; 0 if there is only one.
     fn state_bytes(&self, splits: i64, rows: i64) -> usize {
+        if splits == 1 { 0 } else { self.bytes_of_states(splits * rows) }
+    }
+
+    fn bytes_of_states(&self, rows: i64) -> usize {
         // A segment keeps a reference and a sum in place of an LSE.
         let statistics = if self.batch_invariant { 2 } else { 1 };
-        if splits == 1 { 0 } else { (splits * rows * (self.partial_cols() + statistics)) as usize * 4 }
+        (rows * (self.partial_cols() + statistics)) as usize * 4
     }
 
     /// Query rows over the whole batch. Varlen counts every sequence as the longest.
@@ -357,6 +390,9 @@ const SPLITS_OF_ALL_TILES: i64 = 640;
 /// The same up to head dim 64 where keys are long: three tiles of 256 rows for each SM.
 const SPLITS_OF_ALL_LONG_TILES: i64 = 1728;
 const LONG_KEYS: i64 = 8192;
+/// Tiles of 64 rows where some tiles may be split and others not: more than the SMs of an H100 or
+/// H200, and up to four waves of 256 rows there.
+const FEW_WAVES_OF_TILES: RangeInclusive<i64> = 133..=2112;
 /// SMs of an H100 or H200, which runs of segments fill.
 const CTAS_OF_RUNS: i64 = 132;
 /// The limit of segments times these tiles in a batch-invariant problem: 136 MB at head dim 128.
@@ -432,10 +468,15 @@ mod tests {
 
     #[test]
     fn many_tiles_or_few_keys_need_no_workspace() {
-        let sizes = [(16, 4096, 4096), (1, 1 << 15, 1 << 15), (1, 500, 500), (1, 4096, 77)];
+        let sizes = [(64, 4096, 4096), (1, 1 << 18, 1 << 18), (1, 500, 500), (1, 4096, 77), (16, 4096, 500)];
         for (num_heads, seqlen_q, seqlen_k) in sizes {
             assert_eq!(of_heads(num_heads, seqlen_q, seqlen_k).workspace_bytes(), 0);
         }
+        // Some tiles may be split, unless there is a feature.
+        let some = of_heads(16, 4096, 4096);
+        assert_eq!((some.max_splits(), some.workspace_bytes()), (1, 640 * 64 * 129 * 4));
+        let sinks = Problem { features: Features { sinks: true, ..Features::NONE }, ..some };
+        assert_eq!((sinks.state_rows(), sinks.workspace_bytes()), (0, 0));
         let few = of_heads(1, 4096, 4096);
         assert_eq!((few.max_splits(), few.workspace_bytes()), (10, 10 * 4096 * 129 * 4));
         let of_blocks = Some(BlockMask { block_q: 128, block_k: 128 });

@@ -91,8 +91,9 @@ struct KernelParams {
     int right_shift;
     // Backward: rows of the workspace for each sequence and head. Row blocks of a kernel are a
     // multiple of 16, up to 128, rows. Each block that holds a query ends within these rows.
-    // Forward with split keys: the packed rows of each short sequence of a mixed batch; 0 if the
-    // partial states are of all rows (device/attention/partials.cuh).
+    // Forward with split keys: the packed rows of each short sequence of a mixed batch, or the
+    // rows of each head in split tiles; 0 if the partial states are of all rows
+    // (device/attention/partials.cuh).
     int workspace_rows;
     float softmax_scale;
     // softmax_scale * log2(e)

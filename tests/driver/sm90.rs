@@ -20,7 +20,7 @@ const CAPTURING: usize = 0xca7;
 fn config(block_m: u32) -> Config {
     let tile = [("block_m", block_m), ("block_n", 80), ("k_stages", 2), ("v_stages", 2), ("q_stages", 1)];
     let others = [("stale_max", 0), ("group_mb", 16), ("tma_store", 0), ("num_splits", 1), ("decode_rows", 0)];
-    let more = [("decode_splits", 0), ("ctas_per_sm", 1), ("widens", 0)];
+    let more = [("decode_splits", 0), ("ctas_per_sm", 1), ("widens", 0), ("splits_rest", 0)];
     Config::new(Family::Sm90, tile.into_iter().chain(others).chain(more))
 }
 
@@ -146,6 +146,45 @@ fn a_split_launch_has_a_tile_for_each_split_and_combines_many_rows_in_a_cta() {
         assert_eq!(launch(1100), (vec![[16, 1, 1], [150, 1, 1]], 4, end));
         assert_eq!(end + 4 * 600 * 4, 0xa00000 + long.workspace_bytes() as u64);
         assert_eq!(launch(500), (vec![[4, 1, 1]], 1, 0));
+    });
+}
+
+#[test]
+fn a_launch_that_splits_some_tiles_combines_their_rows_alone() {
+    with_fake("a_launch_that_splits_some_tiles_combines_their_rows_alone", |fake| {
+        // 70 tiles of 256 rows for each of two heads: eight past a wave of 132, four of each head.
+        let long = Problem {
+            batch_size: 1,
+            num_heads_q: 2,
+            num_heads_kv: 2,
+            seqlen_q: 70 * 256,
+            seqlen_k: 1100,
+            causal: FULL,
+            ..PROBLEM
+        };
+        let some = config(256).with("num_splits", 2).with("splits_rest", 1).with("group_mb", 1);
+        let (_gpu, executable) = build_from_cache(&long, &some);
+        let executable = executable.unwrap();
+        let launch = |seqlen_q| {
+            let before = fake.state().launches as usize;
+            let (problem, workspace) = (Problem { seqlen_q, ..long }, 0xa00000 as *mut c_void);
+            executable.launch(&Call { problem, workspace, ..call() }, std::ptr::null_mut()).unwrap();
+            let launched = &fake.state().launch[before..fake.state().launches as usize];
+            let word = |offset: usize| u64::from_le_bytes(launched[0].params[offset..offset + 8].try_into().unwrap());
+            let splits = word(offset_of!(KernelParams, num_splits)) as u32;
+            let rows = word(offset_of!(KernelParams, workspace_rows)) as u32;
+            let lse = word(offset_of!(KernelParams, partial_lse));
+            (launched.iter().map(|launch| launch.grid).collect::<Vec<_>>(), splits, rows, lse)
+        };
+        let rows = 4 * 256;
+        let lse = 0xa00000 + 2 * 2 * u64::from(rows) * 128 * 4;
+        assert_eq!(launch(70 * 256), (vec![[132, 1, 1], [2 * rows / 4, 1, 1]], 2, rows, lse));
+        assert!(lse + 2 * 2 * u64::from(rows) * 4 <= 0xa00000 + long.workspace_bytes() as u64);
+        // A launch of whole waves splits nothing, and so does one of few tiles.
+        let (grids, splits, _, _) = launch(66 * 256);
+        assert_eq!((grids, splits), (vec![[132, 1, 1]], 1));
+        let (grids, splits, _, _) = launch(300);
+        assert_eq!((grids, splits), (vec![[4, 1, 1]], 1));
     });
 }
 

@@ -148,3 +148,42 @@ fn prefill_splits_of_a_config_give_way_to_a_short_problem() {
         Prepared::new(&case).forward(&subject, &config);
     }
 }
+
+/// Configs that split some tiles of a head and leave others whole, which need more tiles than the
+/// GPU has SMs. The last ones are ragged.
+fn agree_on_some_tiles(causal: Causal, head_dims: [i64; 3]) {
+    let Some(subject) = subject() else { return };
+    let device = subject.backend.device();
+    // The workspace has room for the states of heads with 134 tiles of 64 rows or more.
+    let seqlen_q = (64 * 67 - 9).max(64 * (i64::from(device.sm_count) + 3) / 2);
+    let seqlen_k = if causal == Causal::None { 523 } else { seqlen_q };
+    for head_dim in head_dims {
+        let plain = Case::plain(Dtype::Bf16, seqlen_q, head_dim);
+        let case = Case { num_heads_q: 2, num_heads_kv: 1, seqlen_k: seqlen_k, causal, ..plain };
+        let problem = case.problem(Pass::Forward);
+        let own = family::heuristics(&problem, device).into_iter().filter(|config| config.family == Family::Sm90);
+        let of_rows = |config: Config| [64, 128, 256].map(|block_m| config.clone().with("block_m", block_m));
+        let of_splits = |config: Config| [2, 3, 5].map(|splits| config.clone().with("num_splits", splits));
+        let some = |config: Config| config.with("splits_rest", 1).with("tma_store", 0);
+        let configs: Vec<Config> = own.flat_map(of_rows).flat_map(of_splits).map(some).collect();
+        let fits = |config: &&Config| family::check(&problem, config, device).is_ok();
+        let fitting: Vec<&Config> = configs.iter().filter(fits).take(3).collect();
+        assert!(!fitting.is_empty(), "{case}");
+        let prepared = Prepared::new(&case);
+        for config in fitting {
+            let first = prepared.forward(&subject, config);
+            let again = subject.forward(&case, &prepared.data, config);
+            assert!(again == first, "the second run differs: {case}, {config}");
+        }
+    }
+}
+
+#[test]
+fn prefill_splits_of_the_last_tiles_agree() {
+    agree_on_some_tiles(Causal::None, [64, 96, 256]);
+}
+
+#[test]
+fn prefill_splits_of_the_longest_tiles_agree() {
+    agree_on_some_tiles(Causal::BottomRight, [64, 128, 192]);
+}

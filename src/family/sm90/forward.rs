@@ -27,9 +27,15 @@ impl Space for ForwardKnobs {
             name: "num_splits",
             reason: "a launch makes no more splits than the workspace has room for; the keys under a block mask are no range; batch-invariant splits are segments, whose number each launch finds",
             holds: |p, k, _| match p.batch_invariant {
+                _ if k.splits_rest == 1 => k.num_splits > 1,
                 true => k.num_splits == 1 || k.num_splits == SEGMENT_SPLITS && p.may_split_segments(),
                 false => k.num_splits == 1 || may_split(p) && i64::from(k.num_splits) <= p.max_splits(),
             },
+        },
+        Constraint {
+            name: "splits_rest",
+            reason: "some tiles of a head are whole and some are split, without any feature, as far as the workspace has room for their states",
+            holds: |p, k, d| k.split_rest().is_none_or(|rest| rest.tiles(p, d.sm_count, k.num_splits).is_some()),
         },
         Constraint {
             name: "stale_max",
@@ -120,6 +126,8 @@ impl Space for ForwardKnobs {
     fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
         match knob.name {
             "num_splits" => usable_splits(problem),
+            // Alternatives have those that the model knows to be worth a try.
+            "splits_rest" => only(knob, 0),
             "decode_rows" => only(knob, decode_rows(problem)),
             "decode_splits" => only(knob, decode_splits(problem)),
             "widens" if !problem.keeps_widened_kv_nearby() => only(knob, 0),
@@ -193,6 +201,7 @@ impl Space for ForwardKnobs {
             },
             registers: Some(self.warpgroup_registers(problem)),
             most_splits: self.num_splits,
+            split_rest: self.split_rest(),
             reads_widened: self.widens == 1,
             ..KernelSpec::MAIN
         };
@@ -200,7 +209,7 @@ impl Space for ForwardKnobs {
             return ForwardKnobs::of_segments(main);
         }
         let widen = (self.widens == 1).then(|| self.widen());
-        let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits));
+        let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits, self.split_rest()));
         let mut of_short = self.of_short_sequences(problem).into_iter();
         let attend: Vec<KernelSpec> = match combine {
             // It writes the rows of short sequences too, so their kernel comes last.
@@ -266,7 +275,7 @@ impl ForwardKnobs {
 
     /// The config without splits. It stores O by TMA where it may, which a split does not.
     fn unsplit(self, problem: &Problem) -> Self {
-        stored_by_tma(ForwardKnobs { num_splits: 1, ..self }, problem)
+        stored_by_tma(ForwardKnobs { num_splits: 1, splits_rest: 0, ..self }, problem)
     }
 }
 
@@ -292,8 +301,9 @@ mod tests {
     fn config(block_m: u32, block_n: u32) -> Config {
         let tile = [("block_m", block_m), ("block_n", block_n), ("q_stages", 1), ("stale_max", 0), ("ctas_per_sm", 1)];
         let order = [("k_stages", 2), ("v_stages", 2), ("group_mb", 1), ("tma_store", 0)];
-        let launch = [("num_splits", 1), ("decode_rows", 0), ("decode_splits", 0), ("widens", 0)];
-        Config::new(Family::Sm90, tile.into_iter().chain(order).chain(launch))
+        let splits = [("num_splits", 1), ("splits_rest", 0)];
+        let launch = [("decode_rows", 0), ("decode_splits", 0), ("widens", 0)];
+        Config::new(Family::Sm90, tile.into_iter().chain(order).chain(splits).chain(launch))
     }
 
     #[test]
@@ -468,7 +478,8 @@ mod tests {
         let most_splits = |ctas_per_sm: u32| {
             let alternatives = ForwardKnobs::alternatives(&problem, &h200()).into_iter();
             let of_tile = |config: &ForwardKnobs| (config.block_m, config.block_n) == (64, 128);
-            alternatives.filter(of_tile).filter(|it| it.ctas_per_sm == ctas_per_sm).map(|it| it.num_splits).max()
+            let of_all = alternatives.filter(of_tile).filter(|it| it.splits_rest == 0);
+            of_all.filter(|it| it.ctas_per_sm == ctas_per_sm).map(|it| it.num_splits).max()
         };
         assert_eq!((most_splits(1), most_splits(2)), (Some(1), Some(2)));
     }
@@ -483,7 +494,8 @@ mod tests {
         };
         let offered = |problem: &Problem, [block_n, q_stages, num_splits]: [u32; 3]| {
             let is_it = |it: ForwardKnobs| {
-                (it.block_m, it.block_n, it.q_stages, it.num_splits) == (256, block_n, q_stages, num_splits)
+                let tile = (it.block_m, it.block_n, it.q_stages);
+                tile == (256, block_n, q_stages) && (it.num_splits, it.splits_rest) == (num_splits, 0)
             };
             ForwardKnobs::alternatives(problem, &h200()).into_iter().any(is_it)
         };

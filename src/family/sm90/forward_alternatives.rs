@@ -5,6 +5,7 @@ use super::forward_heuristic::{FEW_KEYS, of_rows, stored_by_tma, tile_of_full_de
 use super::warpgroup::{WARPGROUP_ROWS, tiles_differ};
 use crate::device::Device;
 use crate::family::space::Space;
+use crate::family::split_rest::RestTiles;
 use crate::problem::{Features, Problem};
 
 /// The heuristic's config with every number of rows and with blocks of other numbers of keys and,
@@ -166,7 +167,29 @@ fn split_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<
     let most = MOST_WAVES * i64::from(device.sm_count * config.ctas_per_sm) / tiles.max(1);
     let of = |num_splits: u32| ForwardKnobs { num_splits, tma_store: 0, ..*config };
     let splits = SPLITS.into_iter().filter(|splits| *splits > 1 && i64::from(*splits) <= most);
-    splits.map(of).filter(|config| config.fits(problem, device)).collect()
+    let all = splits.map(of).chain(split_rest(config, problem, device));
+    all.filter(|config| config.fits(problem, device)).collect()
+}
+
+/// The config with some of its tiles split, and the others whole (`family::split_rest`). Where
+/// tiles are alike, the parts of those past whole waves make up one wave, or two.
+fn split_rest(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
+    let of = |num_splits: u32| ForwardKnobs { num_splits, splits_rest: 1, tma_store: 0, ..*config };
+    if tiles_differ(problem) {
+        // CTAs that share an SM took up to 1.16 of the time of the choice before (H100).
+        return if config.ctas_per_sm == 1 { vec![of(2), of(3)] } else { Vec::new() };
+    }
+    let slots = i64::from(device.sm_count * config.ctas_per_sm);
+    let heads = problem.batch_size * problem.num_heads_q;
+    // With any number of splits the same tiles are split.
+    let rest = of(2).split_rest().and_then(|rest| rest.tiles(problem, device.sm_count, 2));
+    let Some(RestTiles { split, .. }) = rest else { return Vec::new() };
+    let room = problem.state_rows() / (split * heads * i64::from(config.block_m));
+    let most = |waves: i64| (waves * slots / (split * heads)).min(room);
+    let of_waves = |waves: i64| SPLITS.into_iter().rev().find(|splits| i64::from(*splits) <= most(waves));
+    let mut splits: Vec<u32> = [1, 2].into_iter().filter_map(of_waves).filter(|splits| *splits > 1).collect();
+    splits.dedup();
+    splits.into_iter().map(of).collect()
 }
 
 const MOST_WAVES: i64 = 3;

@@ -6,6 +6,7 @@ use super::warpgroup::{
 };
 use crate::family::knob::knobs;
 use crate::family::spec::WarpgroupRegisters;
+use crate::family::split_rest::SplitRest;
 use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, boxes};
 use crate::problem::{Features, Problem};
 
@@ -44,6 +45,7 @@ knobs! {
         stale_max: "1: blocks without a mask are not searched for a row maximum, 0: all blocks are" in [0, 1],
         group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
         num_splits or 1: "splits of a tile's keys, each for its own CTA" in SPLITS,
+        splits_rest or 0: "1: only tiles past whole waves are split or, with a mask, the longest ones, 0: all are" in [0, 1],
         decode_rows or 0: "packed query rows of the sequences of a varlen batch that a decode kernel takes at most, 0: none" in [0, 16, 32, 64],
         widens or 0: "1: a widening kernel first copies 8-bit or int4 K and V to the workspace in q's type" in [0, 1],
         decode_splits or 0: "1: the decode kernel of decode_rows may split keys, where num_splits is 1; 0: it does not" in [0, 1],
@@ -72,6 +74,12 @@ impl ForwardKnobs {
         let v = self.v_stages * boxed_tile_bytes(self.block_n, problem.head_dim_v);
         let slots = TMA_ALIGNMENT_BYTES + q + k + v + self.o_bytes(problem) + self.scale_bytes(problem) + BARRIER_BYTES;
         slots + self.merged_bytes(problem, MOST_SHARED_BYTES.saturating_sub(slots))
+    }
+
+    /// The tiles that are split where not all are.
+    pub fn split_rest(&self) -> Option<SplitRest> {
+        let rest = SplitRest { tile_rows: self.block_m, ctas_per_sm: self.ctas_per_sm };
+        (self.splits_rest == 1).then_some(rest)
     }
 
     /// Whether O is stored by TMA from a buffer of its own.

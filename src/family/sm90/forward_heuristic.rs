@@ -232,6 +232,7 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
         stale_max: u32::from(may_be_stale(problem)),
         group_mb: group_mb(problem),
         num_splits: 1,
+        splits_rest: 0,
         decode_rows: decode_rows(problem),
         decode_splits: decode_splits(problem),
         widens: 0,

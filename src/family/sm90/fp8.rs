@@ -161,7 +161,7 @@ impl Space for Fp8Knobs {
             ..KernelSpec::MAIN
         };
         let transpose = self.transposes_before().then(|| self.transpose(problem));
-        let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits));
+        let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits, None));
         transpose.into_iter().chain([main]).chain(combine).collect()
     }
 

@@ -9,6 +9,7 @@ use super::forward_geometry::ForwardKnobs;
 use super::fp8_geometry::Fp8Knobs;
 use super::warpgroup::{WARPGROUP_ROWS, tiles_differ};
 use crate::device::Device;
+use crate::family::split_rest::{RestTiles, SplitRest};
 use crate::family::tile::{BOX_COLS, boxes};
 use crate::family::time::{Groups, Tiles, Work, blocks, tiles_of_heads};
 use crate::problem::{Features, Problem};
@@ -52,10 +53,12 @@ const LONG_MASKED_HEAD: f64 = 0.003;
 /// place of one. With a mask the latter took 1.16 to 1.2 of the time of the best tile. From head
 /// dim 56 to 64 tiles of two consumers were slower with 80 or 112 keys than with 64 or 128. Without
 /// a mask they took 1.07 to 1.24 of the best tile's time there, and two CTAs of 64 rows 1.04 to
-/// 1.08. Tiles of 192 rows with one Q slot took 1.03 to 1.08 on an H100 where heads are few. The
-/// cause is not known.
+/// 1.08. Tiles of 192 rows with one Q slot took 1.03 to 1.08 on an H100 where heads are few. There
+/// unsplit tiles of two consumers took 1.19 and 1.24 of the modelled time at head dim 128 with a
+/// mask (2 heads of 15,377 tokens). The cause is not known.
 fn most_of_long_head(tile: &ForwardTile, problem: &Problem) -> f64 {
     let (is_about_64, is_masked) = ((56..=64).contains(&problem.head_dim), tiles_differ(problem));
+    let is_about_128 = (104..=128).contains(&problem.head_dim);
     match (tile.block_m, tile.block_n) {
         (256, 64) if !tile.has_one_q_slot && !is_masked => 0.105,
         (192, _) if tile.has_one_q_slot && is_about_64 && !is_masked && problem.seqlen_k >= 8192 => 0.03,
@@ -67,8 +70,22 @@ fn most_of_long_head(tile: &ForwardTile, problem: &Problem) -> f64 {
             }
         }
         (128, _) if is_about_64 && !is_masked => 0.2,
+        (128, _) if is_masked && tile.num_splits == 1 && is_about_128 && problem.seqlen_k >= 8192 => 0.1,
         (128, keys) if keys % 64 != 0 && is_about_64 => 0.105,
         (64, 128..) if tile.ctas_per_sm == 2 && is_about_64 && !is_masked && problem.seqlen_k >= 4096 => 0.07,
+        _ => 0.0,
+    }
+}
+
+/// What a block of 16 bits takes more in tiles of two consumers at head dims 72 to 96, without a
+/// mask and from 1,024 keys on. On an H100 they took 1.06 to 1.30 of the modelled time, over that
+/// of 192 x 80, in ten problems with 112 and 128 keys, and 1.07 to 1.16 in three with 64 and 80
+/// (docs/tuning/choice.md). At head dim 128 they took 1.00 to 1.08. The cause is not known.
+fn of_shape(tile: &ForwardTile, problem: &Problem) -> f64 {
+    let is_such = (65..=96).contains(&problem.head_dim) && !tiles_differ(problem) && problem.seqlen_k >= 1024;
+    match (tile.block_m, tile.block_n) {
+        (128, 112..) if is_such => 0.16,
+        (128, _) if is_such => 0.08,
         _ => 0.0,
     }
 }
@@ -136,6 +153,12 @@ struct ForwardCosts {
     /// More of them where keys are split: first loads that no other tile of the SM covers, and
     /// stores in fp32.
     split: f64,
+    /// More of them where other tiles are split: O is stored from registers. On an H100 such tiles
+    /// were 1.03 to 1.08 times as slow where the model without it expected them to be a little
+    /// faster (docs/tuning/sm90-forward.md#some-tiles-split).
+    whole: f64,
+    /// And more for each column of O.
+    whole_column: f64,
     /// More of them, and one for each column, where Q has one slot: its load begins after the last
     /// product with the Q before. More than two consumers have a larger Q (`OF_LARGE_Q`).
     one_q_slot: f64,
@@ -150,6 +173,8 @@ struct ForwardCosts {
     loads: bool,
     /// The most that blocks of long heads take more.
     most_of_long_head: fn(&ForwardTile, &Problem) -> f64,
+    /// What blocks of a tile take more.
+    of_shape: fn(&ForwardTile, &Problem) -> f64,
 }
 
 const COSTS: ForwardCosts = ForwardCosts {
@@ -164,12 +189,15 @@ const COSTS: ForwardCosts = ForwardCosts {
     fill: 1.0,
     column: 1.7,
     split: 3500.0,
+    whole: 1800.0,
+    whole_column: 4.0,
     one_q_slot: 425.0,
     sharing: 400.0,
     stored_apart: -900.0,
     one_v_slot: 600.0,
     loads: true,
     most_of_long_head,
+    of_shape,
 };
 
 /// The costs of 8 bits were fitted to an H100 (docs/tuning/eight-bits.md). They know no slots.
@@ -185,12 +213,15 @@ const FP8_COSTS: ForwardCosts = ForwardCosts {
     fill: 0.0,
     column: 13.0,
     split: 7000.0,
+    whole: 0.0,
+    whole_column: 0.0,
     one_q_slot: 0.0,
     sharing: 0.0,
     stored_apart: 0.0,
     one_v_slot: 0.0,
     loads: false,
     most_of_long_head: |_, _| 0.0,
+    of_shape: |_, _| 0.0,
 };
 
 /// What sets the time of a forward tile.
@@ -198,6 +229,7 @@ struct ForwardTile {
     block_m: u32,
     block_n: u32,
     num_splits: u32,
+    split_rest: Option<SplitRest>,
     ctas_per_sm: u32,
     has_one_q_slot: bool,
     stores_apart: bool,
@@ -211,8 +243,18 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
     let stores_apart = knobs.stores_apart();
     let is_of_runs = problem.batch_invariant && num_splits > 1;
     let num_splits = if is_of_runs { problem.runs_of_segments(block_m) } else { num_splits };
-    let tile =
-        ForwardTile { block_m, block_n, num_splits, ctas_per_sm, has_one_q_slot, stores_apart, has_one_v_slot, costs };
+    let split_rest = knobs.split_rest();
+    let tile = ForwardTile {
+        block_m,
+        block_n,
+        num_splits,
+        split_rest,
+        ctas_per_sm,
+        has_one_q_slot,
+        stores_apart,
+        has_one_v_slot,
+        costs,
+    };
     let work = of_forward(&tile, problem, device)?;
     Some(match problem.key_format() {
         0 => work,
@@ -249,8 +291,18 @@ fn with_cycles(work: Work, share: f64) -> Work {
 pub fn fp8_forward(knobs: &Fp8Knobs, problem: &Problem, device: &Device) -> Option<Work> {
     let &Fp8Knobs { block_m, block_n, num_splits, .. } = knobs;
     let (ctas_per_sm, has_one_q_slot, stores_apart, has_one_v_slot, costs) = (1, false, false, false, &FP8_COSTS);
-    let tile =
-        ForwardTile { block_m, block_n, num_splits, ctas_per_sm, has_one_q_slot, stores_apart, has_one_v_slot, costs };
+    let split_rest = None;
+    let tile = ForwardTile {
+        block_m,
+        block_n,
+        num_splits,
+        split_rest,
+        ctas_per_sm,
+        has_one_q_slot,
+        stores_apart,
+        has_one_v_slot,
+        costs,
+    };
     let work = of_forward(&tile, problem, device)?;
     Some(if knobs.transposes_before() { with_transposed_v(work, problem) } else { work })
 }
@@ -277,6 +329,11 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let problem = &of_longest(problem);
     let (block_m, block_n) = (i64::from(tile.block_m), f64::from(tile.block_n));
     let (consumers, splits) = (f64::from(tile.block_m / WARPGROUP_ROWS), f64::from(tile.num_splits));
+    // All tiles are split, or some of them.
+    let rest = match tile.split_rest {
+        Some(rest) => Some(rest.tiles(problem, device.sm_count, tile.num_splits)?),
+        None => None,
+    };
     let (sm_count, costs) = (f64::from(device.sm_count), tile.costs);
     let tiles_of_head = div_ceil(sq, block_m);
     let columns = padded(problem.head_dim, 16) + padded(problem.head_dim_v, 16);
@@ -293,7 +350,9 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let of_long_head = (long_head * tiles_of_head as f64).min((costs.most_of_long_head)(tile, problem));
     let per_block = |ctas: f64| {
         let turns = alone.powf(costs.shared_power) + (ctas * consumers * each).powf(costs.shared_power);
-        (1.0 + of_long_head) * (1.0 + of_sharing(ctas, problem.head_dim)) * turns.powf(1.0 / costs.shared_power)
+        (1.0 + of_long_head + (costs.of_shape)(tile, problem))
+            * (1.0 + of_sharing(ctas, problem.head_dim))
+            * turns.powf(1.0 / costs.shared_power)
     };
     // The first is of a tile in its slot, the second of one alone on an SM.
     let ctas = [f64::from(tile.ctas_per_sm), 1.0];
@@ -304,6 +363,7 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
         (true, false) => costs.split,
         (true, true) => SEGMENT_END,
     };
+    let of_whole = rest.map_or(0.0, |_| costs.whole + costs.whole_column * problem.head_dim_v as f64);
     let dim = problem.head_dim as f64;
     let of_q_slot = |ctas: f64| match (tile.has_one_q_slot, tile.stores_apart) {
         (_, true) => costs.stored_apart,
@@ -312,10 +372,10 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     };
     let columns_of_o = costs.column * problem.head_dim_v as f64 * consumers;
     let of_sharing_end = |ctas: f64| if ctas == 2.0 && problem.head_dim > 64 { costs.sharing } else { 0.0 };
-    let tile_ends =
-        ctas.map(|ctas| costs.end + columns_of_o * ctas + of_split + of_q_slot(ctas) + of_sharing_end(ctas));
+    let tile_end = |ctas: f64| costs.end + columns_of_o * ctas + of_q_slot(ctas) + of_sharing_end(ctas);
+    let tile_ends = ctas.map(tile_end);
     let of_v_slot = if tile.has_one_v_slot { costs.one_v_slot * (block_n / 64.0) * (dim / 128.0) } else { 0.0 };
-    let blocks_of_consumer = |first: i64| {
+    let blocks_of_consumer = |first: i64, splits: f64| {
         let end = (first + i64::from(WARPGROUP_ROWS)).min(sq);
         let from = problem.left_shift().map_or(0, |shift| (first + shift).clamp(0, sk));
         let to = problem.right_shift().map_or(sk, |shift| (end + shift).clamp(0, sk));
@@ -324,32 +384,47 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
         let is_free = is_masked && first >= sq && sq > block_m;
         if is_free { 0.0 } else { (blocks(from, to, tile.block_n) / splits).ceil() }
     };
-    let blocks_of_tile = |nth: i64| {
+    let blocks_of_tile = |nth: i64, splits: f64| {
         let firsts = (0..block_m / i64::from(WARPGROUP_ROWS)).map(|at| nth * block_m + at * i64::from(WARPGROUP_ROWS));
-        firsts.map(blocks_of_consumer).fold((0.0, 0.0f64), |(sum, most), n| (sum + n, most.max(n)))
+        firsts
+            .map(|first| blocks_of_consumer(first, splits))
+            .fold((0.0, 0.0f64), |(sum, most), n| (sum + n, most.max(n)))
     };
-    let cycles = |nth: i64| {
-        let (sum, most) = blocks_of_tile(nth);
+    let cycles = |nth: i64, splits: f64| {
+        let (sum, most) = blocks_of_tile(nth, splits);
         [0, 1].map(|at| {
             let of_blocks = (alone * most).max(per_block[at] * sum / consumers);
             let of_fill = costs.fill * alone * (most - 1.0).clamp(0.0, 1.0);
-            tile_ends[at] + of_blocks + of_fill + of_v_slot * (most - 1.0).max(0.0)
+            let of_split = match splits > 1.0 {
+                true => of_split,
+                false => of_whole,
+            };
+            tile_ends[at] + of_split + of_blocks + of_fill + of_v_slot * (most - 1.0).max(0.0)
         })
     };
     let heads = problem.batch_size * problem.num_heads_q;
-    let of_loads =
-        tiles_of_heads(heads, tiles_of_head, |nth| [f64::from(tile.block_m) + block_n * blocks_of_tile(nth).1; 2]);
-    let rows_loaded = splits * of_loads.iter().map(|tiles| tiles.count * tiles.cycles).sum::<f64>();
+    let rows_of_tile = |nth: i64, splits: f64| [f64::from(tile.block_m) + block_n * blocks_of_tile(nth, splits).1; 2];
+    let all_tiles = |of: &dyn Fn(i64, f64) -> [f64; 2]| match rest {
+        None => times(splits, tiles_of_heads(heads, tiles_of_head, |nth| of(nth, splits))),
+        Some(RestTiles { all, split }) => {
+            // Split tiles are the last ones with a mask, else the first ones.
+            let [first_split, first_whole] = if is_masked { [all - split, 0] } else { [0, split] };
+            let parts = tiles_of_heads(heads, split, |nth| of(first_split + nth, splits));
+            let whole = tiles_of_heads(heads, all - split, |nth| of(first_whole + nth, 1.0));
+            whole.into_iter().chain(times(splits, parts)).collect()
+        }
+    };
+    let rows_loaded = all_tiles(&rows_of_tile).iter().map(|tiles| tiles.count * tiles.cycles).sum::<f64>();
     let row_cycles = cycles_of_row(problem.head_dim) + cycles_of_row(problem.head_dim_v);
     let elements = problem.num_heads_q * sq + problem.num_heads_kv * sk;
-    let tiles = tiles_of_heads(heads, tiles_of_head, cycles);
     // The run of the last keys leaves one state, and each other run one for each of its segments.
     let states = match problem.batch_invariant {
         false => splits,
         true => 1.0 + (1.0 - 1.0 / splits) * f64::from(problem.segments()),
     };
+    let share_of_rows = rest.map_or(1.0, |RestTiles { all, split }| split as f64 / all as f64);
     // O and LSE in fp32, once written and once read.
-    let partial_bytes = states * 8.0 * ((problem.partial_cols() + 1) * problem.query_rows()) as f64;
+    let partial_bytes = share_of_rows * states * 8.0 * ((problem.partial_cols() + 1) * problem.query_rows()) as f64;
     let combine_us = match tile.num_splits {
         1 => 0.0,
         _ => {
@@ -358,7 +433,7 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
         }
     };
     Some(Work {
-        tiles: times(splits, tiles),
+        tiles: all_tiles(&cycles),
         // Forward groups have many tiles.
         groups: Groups::ONE,
         slots: f64::from(tile.ctas_per_sm) * sm_count,

@@ -23,7 +23,9 @@ struct Tile {
     // of the walk (schedule/group_walk.cuh) before the first of these blocks if kMaySplit. With
     // kAlternates, 1 if the walk begins with the first block. Else 0.
     int begin;
-    int split;        // which part of its rows' keys, or backward of its keys' walk, the tile does, 0 unless kMaySplit
+    // Which part of its rows' keys, or backward of its keys' walk, the tile does, 0 unless
+    // kMaySplit. Forward, -1 if it does all and others of its head do parts.
+    int split;
 };
 
 // With kMaySplit, params.num_splits tiles have the same rows (backward: keys).
@@ -76,17 +78,60 @@ struct TileOrder {
     }
 };
 
+// The rows of a head in tiles that are split where others of it are whole, else 0: with kIsCausal
+// its last ones, else its first ones (src/family/split_rest.rs).
+__device__ __forceinline__ uint32 split_rows_of_head(const KernelParams& params) {
+    return kMaySplit && params.num_splits > 1 ? uint32(params.workspace_rows) : 0;
+}
+
+// The tiles of a head where some are split, in the order in which they start: nth counts them from
+// the split ones on, and split is -1 for whole ones. Whole tiles come first and parts of split ones
+// last. With kIsCausal the split tiles see most keys, and their parts as many as whole tiles from
+// the middle on. So whole tiles that see more come first. Then come one whole tile and as many
+// split ones as each has parts, over and over, and at last the other whole ones.
+struct PartOfTile {
+    uint32 nth;
+    int split;
+    static __device__ __forceinline__ PartOfTile at(uint32 rank, uint32 tiles, uint32 split_tiles, uint32 splits) {
+        const uint32 whole = tiles - split_tiles, parts = split_tiles * splits;
+        uint32 before = whole, among = 0;
+        if constexpr (kIsCausal) {
+            before -= min(whole, tiles / splits), among = (split_tiles + splits - 1) / splits;
+            if (whole - before < among) among = 0;
+        }
+        if (rank < before) return {split_tiles + rank, -1};
+        rank -= before;
+        if (rank >= parts + among) return {split_tiles + before + rank - parts, -1};
+        if (among > 0) {
+            const uint32 period = splits * splits + 1, turn = rank / period;
+            if (rank == turn * period) return {split_tiles + before + turn, -1};
+            rank -= turn + 1;
+        }
+        return {rank / splits, int(rank % splits)};
+    }
+};
+
 // The forward pass's tiles of kBlockM query rows. Under a causal mask the last rows see most keys,
-// so they come first. With kMaySplit a tile does a part of the blocks that its rows see. Sequences
-// of up to kLeftRows packed rows, over the heads of a group, have no tiles: another kernel takes
-// them. It may still run when this one starts.
+// so they come first. With kMaySplit a tile does a part of the blocks that its rows see, or some
+// tiles do (PartOfTile). Sequences of up to kLeftRows packed rows, over the heads of a group, have
+// no tiles: another kernel takes them. It may still run when this one starts.
 template <int kLeftRows>
 struct QueryTiles {
     static constexpr bool kMayStartLate = kLeftRows > 0;
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
         const bool is_left = kLeftRows > 0 && sequence.seqlen_q <= kLeftRows / params.group_size;
-        return TileOrder(is_left ? 0 : sequence.seqlen_q, kBlockM, sequences * params.num_heads_q,
-                         float(sequence.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size), feeds, splits_of_tile(params));
+        const float head_bytes = float(sequence.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size);
+        const uint32 heads = sequences * params.num_heads_q;
+        if constexpr (kMaySplit) {
+            if (const uint32 split_rows = split_rows_of_head(params); split_rows > 0) {
+                // All heads are one group, so that no part comes before a whole tile.
+                TileOrder order(sequence.seqlen_q, kBlockM, heads, head_bytes, feeds);
+                order.group_heads = heads, order.larger_groups = 0;
+                order.tiles_per_head += (split_rows + kBlockM - 1) / kBlockM * (splits_of_tile(params) - 1);
+                return order;
+            }
+        }
+        return TileOrder(is_left ? 0 : sequence.seqlen_q, kBlockM, heads, head_bytes, feeds, splits_of_tile(params));
     }
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_q; }
     // So many sequences from this one on are known to have no tiles. Their lengths are loaded side
@@ -107,16 +152,24 @@ struct QueryTiles {
         return count;
     }
     static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 rank, int head, int batch, uint32, const KernelParams& params) {
-        const uint32 row_rank = rank / splits_of_tile(params);
-        const int row = int(kIsCausal ? order.tiles_per_head / splits_of_tile(params) - 1 - row_rank : row_rank) * kBlockM;
+        PartOfTile part_of = {rank / splits_of_tile(params), 0};
+        uint32 tiles = order.tiles_per_head / splits_of_tile(params);
+        if constexpr (kMaySplit) {
+            part_of.split = int(rank % splits_of_tile(params));
+            if (const uint32 split_rows = split_rows_of_head(params); split_rows > 0) {
+                tiles = uint32(params.seqlen_q + kBlockM - 1) / kBlockM;
+                part_of = PartOfTile::at(rank, tiles, (split_rows + kBlockM - 1) / kBlockM, splits_of_tile(params));
+            }
+        }
+        const int row = int(kIsCausal ? tiles - 1 - part_of.nth : part_of.nth) * kBlockM;
         const Sequence sequence(params, batch);
         if constexpr (kHasBlockMask) return {row, head, batch, KeyList(params, sequence, head, row).size(), 0, 0};
         const BlockRange range = key_blocks<kBlockN>(row, kBlockM, sequence);
         const int blocks = range.end - range.begin;
         if constexpr (!kMaySplit) return {row, head, batch, blocks, range.begin, 0};
-        const uint32 split = rank % splits_of_tile(params);
-        const SplitSteps part(blocks, split, splits_of_tile(params));
-        return {row, head, batch, part.end - part.begin, range.begin + part.begin, int(split)};
+        if (part_of.split < 0) return {row, head, batch, blocks, range.begin, -1};
+        const SplitSteps part(blocks, part_of.split, splits_of_tile(params));
+        return {row, head, batch, part.end - part.begin, range.begin + part.begin, part_of.split};
     }
 };
 

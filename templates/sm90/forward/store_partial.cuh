@@ -15,7 +15,7 @@ __device__ __forceinline__ void store_partial(const float (&o)[kTiles][4], const
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
         if (row + r * 8 >= sequence.seqlen_q) continue;
-        const int64 at = partial_row(params, tile.split, tile.batch, tile.head, row + r * 8);
+        const int64 at = RowsOfStates(params).row(params, tile.split, tile.batch, tile.head, row + r * 8);
         if (lane % 4 == 0) params.partial_lse[at] = lse[r];
         if (lse[r] == -infinity()) continue;
         float* const to = params.partial_o + at * kPartialCols + lane % 4 * 2;
