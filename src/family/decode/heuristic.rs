@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::family::limits::RESERVED_BYTES;
 use crate::family::space::Space;
 use crate::family::tile::key_cols;
-use crate::problem::{MAX_SPLITS, Problem};
+use crate::problem::{Dtype, Features, MAX_SPLITS, Problem};
 
 /// The first of a list of tiles that passes every constraint, with the splits that fill the device.
 pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
@@ -110,6 +110,9 @@ pub fn of_one_head(problem: &Problem, device: &Device) -> DecodeKnobs {
 
 /// The tile with the splits that fill the device.
 fn with_splits(tile: DecodeKnobs, problem: &Problem, device: &Device) -> DecodeKnobs {
+    if tile.reads_narrow_keys_whole(problem, device) {
+        return DecodeKnobs { num_splits: 1, ..tile };
+    }
     let splits = SPLITS.into_iter().filter(|splits| tile.pays(problem, *splits));
     // Splits beyond those that fill the device only cost, so the fewest that come near the best are
     // chosen, and with lengths on the device the fewest of these that spread.
@@ -271,7 +274,8 @@ pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &D
     let splits = SPLITS.into_iter().filter(pays);
     let nearest = splits.min_by(|a, b| off(*a).total_cmp(&off(*b)));
     let num_splits = nearest.unwrap_or(1);
-    if to.features.varlen.is_some() && !knobs.spreads(to, num_splits, device) {
+    let reads_whole = knobs.reads_narrow_keys_whole(to, device) && num_splits > 1;
+    if reads_whole || to.features.varlen.is_some() && !knobs.spreads(to, num_splits, device) {
         let fresh = heuristic(to, device);
         if fresh.spreads(to, fresh.num_splits, device) {
             return fresh;
@@ -289,6 +293,10 @@ const CTAS_OF_SM: f64 = 1.5;
 /// splits with equal lengths, and 0.84 to 1.00 with random ones. 96 CTAs took 0.87 to 0.96 and 0.94
 /// to 1.20 (docs/tuning/decode.md#one-wave-without-splits). Numbers between were not timed.
 const UNSPLIT_CTAS_OF_SM: f64 = 0.95;
+
+/// The same up to head dim 64: 96 unsplit CTAs took 0.82 to 0.91 of the time of three splits, with
+/// equal lengths and with random ones.
+const UNSPLIT_NARROW_CTAS_OF_SM: f64 = 0.7;
 
 /// The bytes of K and V that a CTA reads while partial states are combined, and the fewest keys of
 /// a page from which on it reads as fast as from contiguous keys.
@@ -320,7 +328,18 @@ impl DecodeKnobs {
     /// sequences leave their SMs to others. Without, the CTAs read at the memory's rate.
     fn spreads(&self, problem: &Problem, num_splits: u32, device: &Device) -> bool {
         let least = if num_splits == 1 { UNSPLIT_CTAS_OF_SM } else { CTAS_OF_SM };
-        self.unsplit_ctas(problem) * f64::from(num_splits) >= least * f64::from(device.sm_count)
+        let ctas_of_sm = self.unsplit_ctas(problem) * f64::from(num_splits) / f64::from(device.sm_count);
+        ctas_of_sm >= least || num_splits == 1 && self.reads_narrow_keys_whole(problem, device)
+    }
+
+    /// Whether fewer CTAs than that do without splits, too: over 16-bit keys up to head dim 64,
+    /// with lengths on the device.
+    fn reads_narrow_keys_whole(&self, problem: &Problem, device: &Device) -> bool {
+        let Features { varlen, eight_bits, four_bits, .. } = problem.features;
+        let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64 && problem.dtype != Dtype::Fp32;
+        let is_timed =
+            is_narrow && varlen.is_some() && eight_bits.is_none() && four_bits.is_none() && !problem.batch_invariant;
+        is_timed && self.unsplit_ctas(problem) >= UNSPLIT_NARROW_CTAS_OF_SM * f64::from(device.sm_count)
     }
 
     fn unsplit_ctas(&self, problem: &Problem) -> f64 {

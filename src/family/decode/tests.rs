@@ -250,6 +250,22 @@ fn heads_whose_rows_are_whole_lines_together_are_copied_by_tma() {
 }
 
 #[test]
+fn keys_of_few_columns_stay_whole_with_fewer_ctas() {
+    let device = Device::typical(Arch::Sm(9, 0)).unwrap();
+    let splits = |batch_size, head_dim, varlen| {
+        let own =
+            Problem { features: Features { varlen, ..Features::NONE }, ..problem(batch_size, 1, 1, 4096, head_dim) };
+        heuristic(&own, &device).num_splits
+    };
+    let lengths = Some(Varlen::default());
+    assert_eq!(splits(12, 64, lengths), 1);
+    assert_eq!(
+        [splits(12, 128, lengths), splits(10, 64, lengths), splits(12, 64, None)].map(|splits| splits > 1),
+        [true; 3]
+    );
+}
+
+#[test]
 fn a_search_looks_at_small_tiles_and_several_heads_beside_8_bits_and_int4_alone() {
     let combinations = |problem: &Problem| -> usize {
         DecodeKnobs::LIST.iter().map(|knob| DecodeKnobs::usable(knob, problem).len()).product()
