@@ -59,7 +59,7 @@ pub unsafe extern "C" fn flashtune_forward_supported(
 ///   (head_dim_v + 5) bytes. With head dims up to 64 and seqlen_k at least 8192, the product is at
 ///   most 864, or 2112 without any feature, and the size is at most 442368 * (head_dim_v + 5)
 ///   bytes. With batch_invariant, the product is at most 288, seqlen_k is above 1024, and there is
-///   no feature but pages, cu_seqlens_k and seqused_k. The size is then at most 1048576 *
+///   no feature but pages, cu_seqlens_k and seqused_k. The size is then at most 524288 *
 ///   (head_dim_v + 5) bytes.
 /// - Short sequences over pages, with cu_seqlens_q or seqused_q: batch_size * num_heads_kv is at
 ///   most 132, num_heads_q / num_heads_kv at most 64, and seqlen_k at least 512. With up to 16

@@ -48,21 +48,32 @@ pub fn segments() -> KernelSpec {
 }
 
 /// The same where tiles of many query rows have left the states of runs of segments.
-pub fn runs() -> KernelSpec {
-    KernelSpec { template: COMBINE_RUNS, entry: "flashtune_combine_runs", ..segments() }
+pub fn runs(problem: &Problem) -> KernelSpec {
+    KernelSpec {
+        template: COMBINE_RUNS,
+        entry: "flashtune_combine_runs",
+        threads: THREADS,
+        rows: THREADS / threads_of_row(problem),
+        // The main kernel alone knows the tiles, whose runs decide.
+        most_splits: 1,
+        ..segments()
+    }
 }
 
 /// For many query rows: all, or those of split tiles.
 pub fn many_rows(problem: &Problem, most_splits: u32, split_rest: Option<SplitRest>) -> KernelSpec {
-    let threads_of_row = (problem.partial_cols() as u32 / 4).next_power_of_two().min(32);
     KernelSpec {
         template: COMBINE_ROWS,
         entry: "flashtune_combine_rows",
         threads: THREADS,
-        rows: THREADS / threads_of_row,
+        rows: THREADS / threads_of_row(problem),
         is_main: false,
         most_splits,
         split_rest,
         ..KernelSpec::MAIN
     }
+}
+
+fn threads_of_row(problem: &Problem) -> u32 {
+    (problem.partial_cols() as u32 / 4).next_power_of_two().min(32)
 }

@@ -133,7 +133,7 @@ pub enum Turn {
     /// Those whose CTAs have an SM each.
     FewCtas(u32),
     MoreCtas(u32),
-    /// Those of problems whose workspace has room for splits of all keys (`Problem::max_splits`).
+    /// Those that cut a tile's keys into runs of segments (`Problem::runs_of_segments`).
     Split,
     Unsplit,
 }
@@ -254,8 +254,8 @@ impl KernelSpec {
             Turn::Always => true,
             Turn::FewCtas(ctas) => is_few(ctas),
             Turn::MoreCtas(ctas) => !is_few(ctas),
-            Turn::Split => problem.max_splits() > 1,
-            Turn::Unsplit => problem.max_splits() == 1,
+            Turn::Split => problem.runs_of_segments(self.rows) > 1,
+            Turn::Unsplit => problem.runs_of_segments(self.rows) == 1,
         }
     }
 
@@ -279,6 +279,8 @@ impl KernelSpec {
             }
         };
         let most = match self.most_rows {
+            _ if self.turn == Turn::Split && problem.runs_of_segments(self.rows) == 1 => 1,
+            _ if self.turn == Turn::Split => problem.places_of_runs(self.rows).into(),
             0 if self.split_rest.is_some() => match self.split_rows(problem, sm_count) {
                 0 => 1,
                 _ => self.most_splits.into(),

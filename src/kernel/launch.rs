@@ -15,7 +15,7 @@ use crate::cuda::context::{Context, Current};
 use crate::cuda::module::Function;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
-use crate::family::spec::{Arguments, KernelSpec};
+use crate::family::spec::{Arguments, KernelSpec, Turn};
 use crate::family::{COMBINE, COMBINE_ROWS, COMBINE_RUNS, COMBINE_SEGMENTS, SINKS};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -95,7 +95,9 @@ impl Executable {
         });
         // Kernels that split keys and those that combine them agree in both. Others do not split.
         let (num_splits, rows) = splits.max_by_key(|(num_splits, _)| *num_splits).unwrap_or((1, SplitRows::All));
-        let of_call = |call: &Call| KernelParams::new(call).with_splits(call, num_splits, rows);
+        let of_runs = self.kernels.iter().find(|kernel| kernel.spec.turn == Turn::Split);
+        let runs = of_runs.map_or(0, |kernel| call.problem.runs_of_segments(kernel.spec.rows));
+        let of_call = |call: &Call| KernelParams::new(call).with_splits(call, num_splits, rows).with_runs(runs);
         let own_params = of_call(call);
         let reads_widened = self.kernels.iter().any(|kernel| kernel.spec.reads_widened);
         if reads_widened && !call.problem.keeps_widened_kv() {

@@ -56,7 +56,8 @@ pub struct KernelParams {
     /// multiple of 16, up to 128, rows. Each block that holds a query ends within these rows.
     /// Forward with split keys: the packed rows of each short sequence of a mixed batch, or the
     /// rows of each head in split tiles; 0 if the partial states are of all rows
-    /// (device/attention/partials.cuh).
+    /// (device/attention/partials.cuh). With kIsBatchInvariant: the runs of each tile whose keys
+    /// are split (device/attention/segment_runs.cuh).
     pub workspace_rows: i32,
     pub softmax_scale: f32,
     /// softmax_scale * log2(e)
@@ -240,6 +241,12 @@ impl KernelParams {
             ..=1 => self,
             _ => KernelParams { partial_o, partial_lse, num_splits: num_splits as i32, workspace_rows, ..self },
         }
+    }
+
+    /// With this many runs of each tile of a batch-invariant problem whose keys are split; 0: they
+    /// are not.
+    pub fn with_runs(self, runs: u32) -> Self {
+        if runs == 0 { self } else { KernelParams { workspace_rows: runs as i32, ..self } }
     }
 }
 

@@ -154,7 +154,7 @@ impl Range {
         let batch_sizes = from_least(least.batch_size, largest.batch_size, MOST_SPLIT_TILES / largest.num_heads_kv);
         let sizes = batch_sizes.flat_map(|batch_size| lengths.iter().map(move |(q, k)| (batch_size, *q, *k)));
         let sizes: Vec<(i64, i64, i64)> = sizes.collect();
-        let of_segments = sizes.iter().filter_map(|size| self.size_at_most_segments(*size));
+        let of_segments = sizes.iter().flat_map(|size| self.sizes_at_most_places(*size));
         let sizes: Vec<(i64, i64, i64)> =
             sizes.iter().copied().chain(of_segments).chain(self.sizes_at_most_widened(&lengths)).collect();
         let needed = sizes.into_iter().map(|(batch_size, seqlen_q, seqlen_k)| {
@@ -168,11 +168,12 @@ impl Range {
         needed.max().unwrap_or(0)
     }
 
-    /// The size with the most keys with which a batch-invariant problem is split at segments.
-    fn size_at_most_segments(&self, (batch_size, seqlen_q, seqlen_k): (i64, i64, i64)) -> Option<(i64, i64, i64)> {
+    /// The sizes at which the states of a batch-invariant problem that is split at segments have
+    /// the most places.
+    fn sizes_at_most_places(&self, (batch_size, seqlen_q, seqlen_k): (i64, i64, i64)) -> Vec<(i64, i64, i64)> {
         let problem = Problem { batch_size, seqlen_q, seqlen_k, ..self.largest };
-        let most = problem.most_segment_keys()?.min(seqlen_k);
-        (most >= self.least.seqlen_k).then_some((batch_size, seqlen_q, most))
+        let keys = problem.keys_of_most_places().into_iter().flatten().map(|keys| keys.min(seqlen_k));
+        keys.filter(|keys| *keys >= self.least.seqlen_k).map(|keys| (batch_size, seqlen_q, keys)).collect()
     }
 
     /// Sizes at which K and V widened to 16 bits are as large as they become. Larger problems than

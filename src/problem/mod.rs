@@ -10,6 +10,7 @@ mod feature_sizes;
 pub mod features;
 mod four_bits;
 mod of_bits;
+mod segments;
 mod validate;
 mod widened;
 mod workspace;
@@ -18,12 +19,11 @@ pub use crate::eight::Eight;
 pub use crate::four::Four;
 pub use eight_bits::{EightBits, ElementType, SCALE_BLOCK};
 pub use features::{BlockMask, Feature, Features, Varlen, Window};
+pub use segments::MAX_SEGMENTS;
 use serde::{Deserialize, Serialize};
 pub use validate::check_range;
 pub use widened::WidenedPlaces;
-pub use workspace::{
-    MAX_SEGMENTS, MAX_SPLITS, TRANSPOSED_V_KEYS, TRANSPOSED_V_QUERIES, WORKSPACE_COLS, WORKSPACE_ROWS,
-};
+pub use workspace::{MAX_SPLITS, TRANSPOSED_V_KEYS, TRANSPOSED_V_QUERIES, WORKSPACE_COLS, WORKSPACE_ROWS};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -121,19 +121,17 @@ impl Problem {
     /// queries is split (`max_query_splits`), forward the keys. The number of CTAs that keep a
     /// GPU's SMs busy limits it, and so does the least number of keys worth a split. A
     /// batch-invariant problem with few queries gets the segments of its longest sequence and at
-    /// least 2, so that short sequences are merged too. With more queries it gets all of them or,
-    /// where a GPU has enough tiles or the states would take too much room, none.
+    /// least 2, so that short sequences are merged too. With more queries it gets the places of
+    /// states (`places_of_segments`).
     pub fn max_splits(&self) -> i64 {
         if self.pass == Pass::Backward {
             return self.max_query_splits();
         }
         if self.batch_invariant {
-            let segments = segments(self.seqlen_k);
             return match self.may_decode() && self.has_few_queries_in_any_batch() {
                 _ if self.is_empty() => 1,
-                true => segments.max(2),
-                false if self.most_segment_keys().is_some_and(|keys| self.seqlen_k <= keys) => segments.max(1),
-                false => 1,
+                true => self.segments().max(2).into(),
+                false => self.places_of_segments(),
             };
         }
         if self.is_empty() {
@@ -179,38 +177,8 @@ impl Problem {
     }
 
     /// Query tiles of the fewest rows over all heads.
-    const fn tiles_of_least_rows(&self) -> i64 {
+    pub(super) const fn tiles_of_least_rows(&self) -> i64 {
         self.batch_size * self.num_heads_q * ((self.seqlen_q + SMALLEST_TILE - 1) / SMALLEST_TILE)
-    }
-
-    /// Whether a kernel of many queries may split a batch-invariant problem at its segments: sm90's
-    /// forward pass, whose sequences have equally many queries and no feature but pages.
-    pub fn may_split_segments(&self) -> bool {
-        let is_plain = Features { varlen: None, paged: None, ..self.features } == Features::NONE && !self.dropout;
-        self.batch_invariant && is_plain && self.may_split_tiles() && !self.has_varlen_queries()
-    }
-
-    /// The most keys with which the problem would be split, whatever its `seqlen_k`; None if it is
-    /// split with no number of keys.
-    pub fn most_segment_keys(&self) -> Option<i64> {
-        let tiles = self.tiles_of_least_rows();
-        let splits = self.may_split_segments() && (1..=MOST_TILES_OF_SEGMENTS).contains(&tiles);
-        splits.then(|| keys_of_segments(SEGMENTS_OF_ALL_TILES / tiles))
-    }
-
-    /// The runs of segments into which the keys of such a problem's tiles are split, as the kernels
-    /// find them (device/attention/segment_runs.cuh).
-    pub fn runs_of_segments(&self, tile_rows: u32) -> u32 {
-        let rows = i64::from(tile_rows);
-        let tiles = self.batch_size * self.num_heads_q * ((self.seqlen_q + rows - 1) / rows);
-        let hidden = if self.right_shift().is_some() { self.seqlen_q.min(self.seqlen_k) / 2 } else { 0 };
-        let runs = CTAS_OF_RUNS * self.seqlen_k / (tiles * (self.seqlen_k - hidden)).max(1);
-        runs.clamp(1, self.segments().into()) as u32
-    }
-
-    /// The segments of the longest sequence of a batch-invariant problem.
-    pub fn segments(&self) -> u32 {
-        segments(self.seqlen_k).clamp(1, MAX_SEGMENTS) as u32
     }
 
     /// The packed rows up to which a sequence of a mixed batch counts as short: those of one token,
@@ -269,7 +237,7 @@ impl Problem {
 
     /// Whether some kernel splits the keys of tiles of many queries: sm90's forward pass. It does
     /// not under a block mask, where a tile's keys are no range.
-    fn may_split_tiles(&self) -> bool {
+    pub(super) fn may_split_tiles(&self) -> bool {
         let is_served = self.dtype != Dtype::Fp32 && self.head_dim.max(self.head_dim_v) <= 256;
         self.features.block_mask.is_none() && is_served
     }
@@ -344,37 +312,6 @@ impl Problem {
 
 /// The most splits of keys.
 pub const MAX_SPLITS: i64 = 128;
-/// Keys of a segment of a batch-invariant problem, up to `EQUAL_SEGMENTS` segments. Beyond, each
-/// doubling of the keys has `SEGMENTS_OF_DOUBLING` (device/attention/fixed_order.cuh).
-const SEGMENT_KEYS: i64 = 1024;
-const EQUAL_SEGMENTS: i64 = 64;
-const SEGMENTS_OF_DOUBLING: i64 = 32;
-/// The most segments, with which sequences of 2^31 keys are done.
-pub const MAX_SEGMENTS: i64 = EQUAL_SEGMENTS + 15 * SEGMENTS_OF_DOUBLING;
-
-/// Segments of so many keys, whose places in the sequence alone decide.
-fn segments(keys: i64) -> i64 {
-    let equal = SEGMENT_KEYS * EQUAL_SEGMENTS;
-    if keys <= equal {
-        return (keys + SEGMENT_KEYS - 1) / SEGMENT_KEYS;
-    }
-    let last = keys - 1;
-    let doublings = i64::from(last.ilog2() - equal.ilog2());
-    let (begin, segment) = (equal << doublings, (equal << doublings) / SEGMENTS_OF_DOUBLING);
-    EQUAL_SEGMENTS + doublings * SEGMENTS_OF_DOUBLING + (last - begin) / segment + 1
-}
-
-/// The most keys with so many segments.
-fn keys_of_segments(segments: i64) -> i64 {
-    if segments <= EQUAL_SEGMENTS {
-        return segments * SEGMENT_KEYS;
-    }
-    let (doublings, past) =
-        ((segments - EQUAL_SEGMENTS) / SEGMENTS_OF_DOUBLING, (segments - EQUAL_SEGMENTS) % SEGMENTS_OF_DOUBLING);
-    let begin = (SEGMENT_KEYS * EQUAL_SEGMENTS) << doublings.min(32);
-    begin + past * (begin / SEGMENTS_OF_DOUBLING)
-}
-
 /// The least number of keys of the longest sequence in a split.
 const SPLIT_KEYS: i64 = 64;
 /// The most queries of a problem that shares a record with 16 queries. Such a problem has up to
@@ -393,12 +330,6 @@ const LONG_KEYS: i64 = 8192;
 /// Tiles of 64 rows where some tiles may be split and others not: more than the SMs of an H100 or
 /// H200, and up to four waves of 256 rows there.
 const FEW_WAVES_OF_TILES: RangeInclusive<i64> = 133..=2112;
-/// SMs of an H100 or H200, which runs of segments fill.
-const CTAS_OF_RUNS: i64 = 132;
-/// The limit of segments times these tiles in a batch-invariant problem: 136 MB at head dim 128.
-const SEGMENTS_OF_ALL_TILES: i64 = 4096;
-/// The most such tiles whose segments are split: two of them for each SM of the largest GPUs.
-const MOST_TILES_OF_SEGMENTS: i64 = 288;
 /// Query rows of the smallest tile whose keys are split.
 const SMALLEST_TILE: i64 = 64;
 /// The most splits of a tile of many queries.
@@ -488,40 +419,6 @@ mod tests {
         assert_eq!(others.map(|problem| problem.workspace_bytes()), [0; 3]);
         let paged = Problem { features: Features { paged: Some(64), ..Features::NONE }, ..few };
         assert_eq!(paged.workspace_bytes(), few.workspace_bytes());
-    }
-
-    #[test]
-    fn states_of_segments_are_all_in_the_workspace_or_none() {
-        let of = |num_heads, seqlen_q, seqlen_k| Problem {
-            batch_invariant: true,
-            ..of_heads(num_heads, seqlen_q, seqlen_k)
-        };
-        let few = of(32, 256, 8192);
-        assert_eq!((few.max_splits(), few.workspace_bytes()), (8, 8 * 32 * 256 * 130 * 4));
-        for (num_heads, seqlen_q, seqlen_k, splits) in [
-            (32, 256, 8193, 9),
-            (32, 256, 1024, 1),
-            (32, 256, 1 << 15, 32),
-            (32, 256, (1 << 15) + 1, 1),
-            (4, 4608, 4608, 5),
-            (4, 4609, 4609, 1),
-        ] {
-            assert_eq!(of(num_heads, seqlen_q, seqlen_k).max_splits(), splits, "{seqlen_q} x {seqlen_k}");
-        }
-        for keys in (1..200_000).step_by(97) {
-            let count = segments(keys);
-            assert!(keys_of_segments(count) >= keys && keys_of_segments(count - 1) < keys, "{keys}");
-        }
-        let paged = Features { paged: Some(16), varlen: Some(Varlen::default()), ..Features::NONE };
-        assert_eq!(Problem { features: paged, ..few }.max_splits(), 8);
-        let of_block = Some(BlockMask { block_q: 128, block_k: 128 });
-        let packed = Some(Varlen { total_q: Some(256), ..Varlen::default() });
-        let others = [
-            Features { block_mask: of_block, ..Features::NONE },
-            Features { varlen: packed, ..paged },
-            Features { softcap: true, ..Features::NONE },
-        ];
-        assert_eq!(others.map(|features| Problem { features, ..few }.workspace_bytes()), [0; 3]);
     }
 
     #[test]

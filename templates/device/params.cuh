@@ -93,7 +93,8 @@ struct KernelParams {
     // multiple of 16, up to 128, rows. Each block that holds a query ends within these rows.
     // Forward with split keys: the packed rows of each short sequence of a mixed batch, or the
     // rows of each head in split tiles; 0 if the partial states are of all rows
-    // (device/attention/partials.cuh).
+    // (device/attention/partials.cuh). With kIsBatchInvariant: the runs of each tile whose keys
+    // are split (device/attention/segment_runs.cuh).
     int workspace_rows;
     float softmax_scale;
     // softmax_scale * log2(e)

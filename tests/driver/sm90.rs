@@ -206,15 +206,17 @@ fn a_batch_invariant_launch_splits_at_segments_where_the_workspace_has_room_for_
             // A reference and a sum for each row.
             let end = word(offset_of!(KernelParams, partial_lse)) + u64::from(splits) * problem.query_rows() as u64 * 8;
             assert!(splits == 1 || end == 0xa00000 + problem.workspace_bytes() as u64);
-            (launched.iter().map(|launch| launch.grid).collect::<Vec<_>>(), splits)
+            let runs = if splits > 1 { word(offset_of!(KernelParams, workspace_rows)) as u32 } else { 0 };
+            (launched.iter().map(|launch| launch.grid).collect::<Vec<_>>(), splits, runs)
         };
-        // Two tiles of 256 rows for each of eight heads, in four segments; a CTA merges one row.
-        assert_eq!(launch(1, 4000), (vec![[64, 1, 1], [2400, 1, 1]], 4));
-        assert_eq!(launch(1, 100_000), (vec![[132, 1, 1], [2400, 1, 1]], 81));
+        // Two tiles of 256 rows for each of eight heads, in four segments; a CTA merges four rows.
+        assert_eq!(launch(1, 4000), (vec![[64, 1, 1], [600, 1, 1]], 4, 4));
+        // 21 groups of 81 segments, in eight runs.
+        assert_eq!(launch(1, 100_000), (vec![[132, 1, 1], [600, 1, 1]], 21, 8));
         // One segment; too many states; tiles that fill the GPU.
-        assert_eq!(launch(1, 1024), (vec![[16, 1, 1]], 1));
-        assert_eq!(launch(1, 1 << 21), (vec![[16, 1, 1]], 1));
-        assert_eq!(launch(9, 4000), (vec![[132, 1, 1]], 1));
+        assert_eq!(launch(1, 1024), (vec![[16, 1, 1]], 1, 0));
+        assert_eq!(launch(1, 1 << 21), (vec![[16, 1, 1]], 1, 0));
+        assert_eq!(launch(9, 4000), (vec![[132, 1, 1]], 1, 0));
     });
 }
 

@@ -244,6 +244,11 @@ fn many_segments_have_the_same_bits_in_both_families() {
 }
 
 #[test]
+fn runs_of_segments_have_the_same_bits_in_each_family() {
+    is_right(&["--arch", "sm_90"], "same_bits::runs_of_segments_have_the_same_bits_in_each_family_on_a_gpu");
+}
+
+#[test]
 fn listed_keys_have_the_same_bits_in_both_families() {
     is_right(&["--arch", "sm_90"], "same_bits::listed_keys_have_the_same_bits_in_both_families_on_a_gpu");
 }

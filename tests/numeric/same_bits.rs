@@ -289,6 +289,55 @@ fn many_segments_have_the_same_bits_in_both_families_on_a_gpu() {
     }
 }
 
+/// Four groups of segments in five runs for each of 26 tiles: run 0 leaves two states.
+#[test]
+fn runs_of_segments_have_the_same_bits_in_each_family_on_a_gpu() {
+    let Some(subject) = Subject::gpu() else { return };
+    check_groups(&subject, &of_groups(Dtype::Bf16, 64, 26, 40, 12_500));
+}
+
+/// Runs of whole groups and of segments.
+#[test]
+fn runs_of_groups_have_the_same_bits_in_each_family_on_a_gpu() {
+    let Some(subject) = Subject::gpu() else { return };
+    let cases = [
+        of_groups(Dtype::Fp16, 128, 44, 70, 12_500),
+        of_groups(Dtype::Bf16, 128, 60, 128, 12_500),
+        of_groups(Dtype::Bf16, 128, 33, 100, 17_000),
+        of_groups(Dtype::Bf16, 64, 8, 300, 66_000),
+        of_groups(Dtype::Bf16, 128, 32, 256, 8192),
+        of_groups(Dtype::Bf16, 64, 4, 700, 9100),
+        of_groups(Dtype::Fp16, 256, 16, 130, 33_000),
+        of_groups(Dtype::Bf16, 80, 3, 200, 140_000),
+    ];
+    cases.iter().for_each(|case| check_groups(&subject, case));
+}
+
+fn of_groups(dtype: Dtype, head_dim: i64, num_heads_q: i64, seqlen_q: i64, seqlen_k: i64) -> Case {
+    let extras = Extras { batch_invariant: true, ..Extras::default() };
+    let num_heads_kv = if num_heads_q % 2 == 0 { 2 } else { 1 };
+    let sizes = Case { num_heads_q, num_heads_kv, seqlen_q, seqlen_k, ..Case::plain(dtype, 1, head_dim) };
+    Case { causal: Causal::BottomRight, seed: 47, extras, ..sizes }
+}
+
+/// Compares all configs of all families, and the last query decoded alone, contiguous and in pages.
+fn check_groups(subject: &Subject, case: &Case) {
+    let data = Data::random(case);
+    let results = of_each_family(subject, case, &data);
+    assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{case}");
+    let row = (case.num_heads_q * case.head_dim) as usize;
+    let last = Data { q: data.q[(case.seqlen_q as usize - 1) * row..].to_vec(), ..data };
+    for page_size in [None, Some(64)] {
+        let seqused = Sides { q: false, k: page_size.is_some() };
+        let alone = page_size.map(|_| [1, case.seqlen_k]);
+        let extras = Extras { page_size, seqused, alone, among_others: page_size.is_some(), ..case.extras };
+        let token = Case { seqlen_q: 1, extras, ..case.clone() };
+        let (family, decoded) = run(subject, &token, &last);
+        assert_eq!(family, Family::Decode);
+        assert!(bits(&token, &decoded, 1).last() == results[0].last(), "{token}");
+    }
+}
+
 /// Scores that rise, fall and jump by more than a reference can follow, and keys of -inf: rows are
 /// right, and each family moves their references alike.
 #[test]

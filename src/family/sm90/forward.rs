@@ -206,7 +206,7 @@ impl Space for ForwardKnobs {
             ..KernelSpec::MAIN
         };
         if problem.batch_invariant && self.num_splits > 1 {
-            return ForwardKnobs::of_segments(main);
+            return ForwardKnobs::of_segments(main, problem);
         }
         let widen = (self.widens == 1).then(|| self.widen());
         let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits, self.split_rest()));
@@ -250,10 +250,10 @@ impl ForwardKnobs {
     /// The kernels of a batch-invariant problem whose keys are split at segments: the main one, the
     /// one that merges states, and a main one that merges all segments itself. Launches whose
     /// workspace has no room for the states take the last one.
-    fn of_segments(main: KernelSpec) -> Vec<KernelSpec> {
+    fn of_segments(main: KernelSpec, problem: &Problem) -> Vec<KernelSpec> {
         let of_whole = KernelSpec { is_main: false, turn: Turn::Unsplit, most_splits: 1, ..main };
         let split = KernelSpec { turn: Turn::Split, most_splits: MAX_SEGMENTS as u32, ..main };
-        vec![split, combine::runs(), of_whole]
+        vec![split, combine::runs(problem), of_whole]
     }
 
     /// The kernel that writes K and V in 16 bits: two CTAs, of K and of V, for each 128 keys of a

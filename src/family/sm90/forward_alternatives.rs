@@ -13,7 +13,7 @@ use crate::problem::{Features, Problem};
 /// pages, blocks of 128 keys are the only others, and tiles of 64 rows alone are split.
 /// Other features than pages take registers, so problems with any keep to the tiles of the
 /// heuristic and of records. A batch-invariant problem has only the heuristic's config with every
-/// number of rows. Each up to 192 rows also comes with its keys split into runs of segments.
+/// number of rows. Each also comes with its keys split into runs of segments.
 pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let Features { varlen, paged, .. } = problem.features;
     let is_plain = Features { varlen: None, paged: None, ..problem.features } == Features::NONE;
@@ -26,9 +26,8 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
         let heights = [64, 128, 192, 256].into_iter().filter(|block_m| *block_m <= rows);
         let whole: Vec<_> = heights.filter_map(|block_m| of_rows(problem, device, block_m)).collect();
         let of_split = |config: &ForwardKnobs| ForwardKnobs { num_splits: SEGMENT_SPLITS, tma_store: 0, ..*config };
-        // Split tiles of four consumers spill.
-        let split = whole.iter().filter(|config| config.block_m < 256).map(of_split);
-        let split: Vec<_> = split.filter(|config| config.fits(problem, device)).collect();
+        let split = whole.iter().map(of_split).filter(|config| config.fits(problem, device));
+        let split: Vec<_> = split.collect();
         return whole.into_iter().chain(split).collect();
     }
     // A server prepares few kernels, so over pages there are fewer to choose from.

@@ -17,6 +17,7 @@ mod forward_widening;
 mod fp8;
 mod fp8_geometry;
 mod fp8_heuristic;
+mod splits;
 #[cfg(test)]
 mod tests;
 mod warpgroup;

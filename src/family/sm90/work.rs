@@ -7,6 +7,7 @@
 use super::backward_geometry::{BackwardKernel, BackwardKnobs, half_cols};
 use super::forward_geometry::ForwardKnobs;
 use super::fp8_geometry::Fp8Knobs;
+use super::splits::Splits;
 use super::warpgroup::{WARPGROUP_ROWS, tiles_differ};
 use crate::device::Device;
 use crate::family::split_rest::{RestTiles, SplitRest};
@@ -70,7 +71,7 @@ fn most_of_long_head(tile: &ForwardTile, problem: &Problem) -> f64 {
             }
         }
         (128, _) if is_about_64 && !is_masked => 0.2,
-        (128, _) if is_masked && tile.num_splits == 1 && is_about_128 && problem.seqlen_k >= 8192 => 0.1,
+        (128, _) if is_masked && tile.splits.count == 1 && is_about_128 && problem.seqlen_k >= 8192 => 0.1,
         (128, keys) if keys % 64 != 0 && is_about_64 => 0.105,
         (64, 128..) if tile.ctas_per_sm == 2 && is_about_64 && !is_masked && problem.seqlen_k >= 4096 => 0.07,
         _ => 0.0,
@@ -228,7 +229,7 @@ const FP8_COSTS: ForwardCosts = ForwardCosts {
 struct ForwardTile {
     block_m: u32,
     block_n: u32,
-    num_splits: u32,
+    splits: Splits,
     split_rest: Option<SplitRest>,
     ctas_per_sm: u32,
     has_one_q_slot: bool,
@@ -241,13 +242,12 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
     let &ForwardKnobs { block_m, block_n, num_splits, ctas_per_sm, q_stages, v_stages, .. } = knobs;
     let (has_one_q_slot, has_one_v_slot, costs) = (q_stages == 1, v_stages == 1, &COSTS);
     let stores_apart = knobs.stores_apart();
-    let is_of_runs = problem.batch_invariant && num_splits > 1;
-    let num_splits = if is_of_runs { problem.runs_of_segments(block_m) } else { num_splits };
+    let splits = Splits::new(num_splits, block_m, problem);
     let split_rest = knobs.split_rest();
     let tile = ForwardTile {
         block_m,
         block_n,
-        num_splits,
+        splits,
         split_rest,
         ctas_per_sm,
         has_one_q_slot,
@@ -291,11 +291,12 @@ fn with_cycles(work: Work, share: f64) -> Work {
 pub fn fp8_forward(knobs: &Fp8Knobs, problem: &Problem, device: &Device) -> Option<Work> {
     let &Fp8Knobs { block_m, block_n, num_splits, .. } = knobs;
     let (ctas_per_sm, has_one_q_slot, stores_apart, has_one_v_slot, costs) = (1, false, false, false, &FP8_COSTS);
+    let splits = Splits::new(num_splits, block_m, problem);
     let split_rest = None;
     let tile = ForwardTile {
         block_m,
         block_n,
-        num_splits,
+        splits,
         split_rest,
         ctas_per_sm,
         has_one_q_slot,
@@ -328,10 +329,10 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     // Every sequence of a varlen problem has the diagonal of the longest, as far as the host knows.
     let problem = &of_longest(problem);
     let (block_m, block_n) = (i64::from(tile.block_m), f64::from(tile.block_n));
-    let (consumers, splits) = (f64::from(tile.block_m / WARPGROUP_ROWS), f64::from(tile.num_splits));
+    let (consumers, splits) = (f64::from(tile.block_m / WARPGROUP_ROWS), f64::from(tile.splits.count));
     // All tiles are split, or some of them.
     let rest = match tile.split_rest {
-        Some(rest) => Some(rest.tiles(problem, device.sm_count, tile.num_splits)?),
+        Some(rest) => Some(rest.tiles(problem, device.sm_count, tile.splits.count)?),
         None => None,
     };
     let (sm_count, costs) = (f64::from(device.sm_count), tile.costs);
@@ -382,7 +383,7 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
         // A consumer past the last row has nothing to do. Where all tiles are alike, the SMs that
         // have no such tile are waited for; they are alike where a head has one tile, too.
         let is_free = is_masked && first >= sq && sq > block_m;
-        if is_free { 0.0 } else { (blocks(from, to, tile.block_n) / splits).ceil() }
+        if is_free { 0.0 } else { (blocks(from, to, tile.block_n) / splits * tile.splits.longest).ceil() }
     };
     let blocks_of_tile = |nth: i64, splits: f64| {
         let firsts = (0..block_m / i64::from(WARPGROUP_ROWS)).map(|at| nth * block_m + at * i64::from(WARPGROUP_ROWS));
@@ -417,15 +418,11 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let rows_loaded = all_tiles(&rows_of_tile).iter().map(|tiles| tiles.count * tiles.cycles).sum::<f64>();
     let row_cycles = cycles_of_row(problem.head_dim) + cycles_of_row(problem.head_dim_v);
     let elements = problem.num_heads_q * sq + problem.num_heads_kv * sk;
-    // The run of the last keys leaves one state, and each other run one for each of its segments.
-    let states = match problem.batch_invariant {
-        false => splits,
-        true => 1.0 + (1.0 - 1.0 / splits) * f64::from(problem.segments()),
-    };
     let share_of_rows = rest.map_or(1.0, |RestTiles { all, split }| split as f64 / all as f64);
     // O and LSE in fp32, once written and once read.
-    let partial_bytes = share_of_rows * states * 8.0 * ((problem.partial_cols() + 1) * problem.query_rows()) as f64;
-    let combine_us = match tile.num_splits {
+    let rows = share_of_rows * problem.query_rows() as f64;
+    let partial_bytes = tile.splits.states * 8.0 * (problem.partial_cols() + 1) as f64 * rows;
+    let combine_us = match tile.splits.count {
         1 => 0.0,
         _ => {
             let rate = if problem.batch_invariant { SEGMENT_STATE_BYTES_PER_US } else { PARTIAL_STATE_BYTES_PER_US };

@@ -1,10 +1,14 @@
 // The order of a row's arithmetic with kIsBatchInvariant, which all families keep. The result of a
 // row then follows from its query and its keys alone. Other rows, splits and kernels do not matter.
 //
-// Keys form blocks of kBlockN (64 in 16 bits) and segments of at least 1,024 keys, both at absolute
-// places of the sequence. A segment is walked from its last block to its first, and begins with an
-// empty state. Segments are merged from the last to the first. A row that sees no key of a block or
-// of a segment keeps its state to the bit, so it does not matter whether a kernel walks it.
+// Keys form blocks of kBlockN (64 in 16 bits), segments of at least 1,024 keys and groups of four
+// segments, all at absolute places of the sequence. A segment is walked from its last block to its
+// first, and begins with an empty state. The segments of a group are merged from the last to the
+// first, and then the groups in the same order. A row that sees no key of a block, a segment or a
+// group keeps its state to the bit, so it does not matter whether a kernel walks it.
+//
+// So a CTA that has whole groups leaves one state for each group, or one for all of them if it has
+// the last keys.
 //
 // Nothing here depends on another row: a reference moves for its own row alone.
 
@@ -40,6 +44,13 @@ __device__ __forceinline__ uint32 segment_begin(int segment) {
     const int keys_log2 = kSegmentKeysLog2 + 1 + doubling;
     return (1u << (kFirstDoublingLog2 + doubling)) + (uint32(past & ((1 << kSegmentsOfDoublingLog2) - 1)) << keys_log2);
 }
+
+// ---- groups of segments. A group has segments of one length, since their number in a doubling and
+// before the first doubling is a multiple of kGroupSegments.
+constexpr int kGroupSegments = 4;
+static_assert(kEqualSegments % kGroupSegments == 0 && (1 << kSegmentsOfDoublingLog2) % kGroupSegments == 0, "whole groups");
+__device__ __forceinline__ int group_of(int segment) { return segment / kGroupSegments; }
+__device__ __forceinline__ bool begins_group(int segment) { return segment % kGroupSegments == 0; }
 
 // ---- when a row's reference moves to the block's maximum. fp16: when a weight would pass 2^8.
 // bf16 has the exponents of fp32. There it moves at the first block with a finite score, and when a
@@ -158,6 +169,20 @@ struct MergedRow {
     }
     __device__ __forceinline__ float added(float merged, float of_segment) const { return fmaf(of_segment, new_factor, merged * old_factor); }
     __device__ __forceinline__ float lowered() const { return SegmentRows::lowered(reference); }
+};
+
+// A row with four of its columns, for kernels that merge states from memory.
+struct MergedColumns {
+    MergedRow row;
+    float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+
+    __device__ __forceinline__ void add(const float2& state, const float4& of_state) {
+        row.add(state.x, state.y);
+        o.x = row.added(o.x, of_state.x), o.y = row.added(o.y, of_state.y), o.z = row.added(o.z, of_state.z), o.w = row.added(o.w, of_state.w);
+    }
+    // The bits of a state. Merging it with nothing would turn -0 to 0.
+    __device__ __forceinline__ void copy(const float2& state, const float4& of_state) { row.reference = state.x, row.sum = state.y, o = of_state; }
+    __device__ __forceinline__ float2 state() const { return make_float2(row.reference, row.sum); }
 };
 
 __device__ __forceinline__ void add_rows(MergedRow (&rows)[2], const SegmentRows& segment) {
@@ -283,18 +308,96 @@ private:
     }
 };
 
+// The merged O and rows of whole groups, in local memory: few blocks end a group, and tiles of few
+// keys end none before their last block.
+template <int kTiles>
+struct MergedGroups {
+    float4 o[kTiles];
+    float4 rows;  // of both rows: reference and sum; a negative sum if no group has ended
+
+    __device__ __forceinline__ void reset() { in_memory(rows) = make_float4(-infinity(), -1.f, -infinity(), -1.f); }
+
+    // Takes the next group's state.
+    __device__ __forceinline__ void add(const MergedRow (&of_group)[2], const float (&o_of_group)[kTiles][4]) {
+        MergedRow merged[2];
+        const bool is_first = !load(merged);
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) merged[r].add(of_group[r].reference, of_group[r].sum);
+        float4* const at = &in_memory(o[0]);
+        constexpr int kInFlight = 4;
+        #pragma unroll
+        for (int first = 0; first < kTiles; first += kInFlight) {
+            float4 pieces[kInFlight];
+            #pragma unroll
+            for (int n = 0; n < kInFlight && first + n < kTiles; ++n) pieces[n] = is_first ? make_float4(0.f, 0.f, 0.f, 0.f) : at[first + n];
+            #pragma unroll
+            for (int n = 0; n < kInFlight && first + n < kTiles; ++n) at[first + n] = added(merged, pieces[n], o_of_group[first + n]);
+        }
+        in_memory(rows) = make_float4(merged[0].reference, merged[0].sum, merged[1].reference, merged[1].sum);
+    }
+    // Ends a tile: the state of the last group becomes that of all groups.
+    __device__ __forceinline__ void finish(MergedRow (&of_group)[2], float (&o_of_group)[kTiles][4]) {
+        MergedRow merged[2];
+        const bool has_groups = load(merged);
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) merged[r].add(of_group[r].reference, of_group[r].sum), of_group[r] = merged[r];
+        float4* const at = &in_memory(o[0]);
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            const float4 piece = has_groups ? at[n] : make_float4(0.f, 0.f, 0.f, 0.f);
+            const float4 all = added(merged, piece, o_of_group[n]);
+            o_of_group[n][0] = all.x, o_of_group[n][1] = all.y, o_of_group[n][2] = all.z, o_of_group[n][3] = all.w;
+        }
+    }
+    // The state of the groups that have ended, which may be none.
+    __device__ __forceinline__ void take(MergedRow (&merged)[2], float (&all)[kTiles][4]) {
+        const bool has_groups = load(merged);
+        float4* const at = &in_memory(o[0]);
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            const float4 piece = has_groups ? at[n] : make_float4(0.f, 0.f, 0.f, 0.f);
+            all[n][0] = piece.x, all[n][1] = piece.y, all[n][2] = piece.z, all[n][3] = piece.w;
+        }
+    }
+
+private:
+    // Returns whether there are groups.
+    __device__ __forceinline__ bool load(MergedRow (&merged)[2]) {
+        const float4 state = in_memory(rows);
+        if (state.y < 0.f) return false;
+        merged[0].reference = state.x, merged[0].sum = state.y, merged[1].reference = state.z, merged[1].sum = state.w;
+        return true;
+    }
+    static __device__ __forceinline__ float4 added(const MergedRow (&merged)[2], const float4& piece, const float (&of_group)[4]) {
+        return make_float4(merged[0].added(piece.x, of_group[0]), merged[0].added(piece.y, of_group[1]),
+                           merged[1].added(piece.z, of_group[2]), merged[1].added(piece.w, of_group[3]));
+    }
+};
+
 // The merge of a tile's segments. Only the ends of segments need the rows' state, so it lies in
 // local memory, where it takes no registers of the loop over blocks.
-template <class MergedO>
+template <class MergedO, int kTiles>
 struct SegmentMerge {
-    MergedO& o;
+    MergedO& o;     // of the current group
     float4& kept;   // of both rows: reference and sum
-    bool is_first;  // no segment has been merged
+    MergedGroups<kTiles>& groups;
+    bool is_first;  // no segment of the group has been merged
 
-    __device__ __forceinline__ SegmentMerge(MergedO& o, float4& kept) : o(o), kept(kept) {}
+    __device__ __forceinline__ SegmentMerge(MergedO& o, float4& kept, MergedGroups<kTiles>& groups) : o(o), kept(kept), groups(groups) {}
 
-    template <int kTiles>
-    __device__ __forceinline__ void add(const float (&of_segment)[kTiles][4], const SegmentRows& segment) {
+    __device__ __forceinline__ void begin_tile() {
+        is_first = true;
+        groups.reset();
+    }
+    // Merges a segment whose first block is `first_block`. With `ends_group` its O is not kept.
+    __device__ __forceinline__ void add(float (&of_segment)[kTiles][4], const SegmentRows& segment, int first_block, bool ends_group) {
+        if (ends_group) {
+            MergedRow rows[2];
+            finish_group(rows, of_segment, segment);
+            groups.add(rows, of_segment);
+            is_first = true;
+            return;
+        }
         MergedRow rows[2];
         load(rows);
         if (is_first) o.begin(rows, of_segment, segment);
@@ -302,12 +405,16 @@ struct SegmentMerge {
         is_first = false;
         in_memory(kept) = make_float4(rows[0].reference, rows[0].sum, rows[1].reference, rows[1].sum);
     }
-    // Merges a tile's last segment: its O becomes the merged O.
-    template <int kTiles>
-    __device__ __forceinline__ void finish(MergedRow (&rows)[2], float (&of_segment)[kTiles][4], const SegmentRows& segment) {
+    // Merges a group's last segment: its O becomes that of the group.
+    __device__ __forceinline__ void finish_group(MergedRow (&rows)[2], float (&of_segment)[kTiles][4], const SegmentRows& segment) {
         load(rows);
         if (is_first) finish_only(rows, of_segment, segment);
         else o.finish(rows, of_segment, segment);
+    }
+    // Merges a tile's last segment: its O becomes the merged O.
+    __device__ __forceinline__ void finish(MergedRow (&rows)[2], float (&of_segment)[kTiles][4], const SegmentRows& segment) {
+        finish_group(rows, of_segment, segment);
+        groups.finish(rows, of_segment);
     }
 
 private:
@@ -332,4 +439,9 @@ __device__ __forceinline__ bool begins_segment(Bool<true>, int, int) { return tr
 // Lists of blocks go up and down.
 __device__ __forceinline__ bool begins_segment(MayBegin, int block, int first_of_segment) {
     return kHasBlockMask ? first_block_of_segment(block) != first_of_segment : block < first_of_segment;
+}
+// The same of a group, where the segment before has `first_of_segment`.
+__device__ __forceinline__ bool ends_group(int first_of_segment, int block) {
+    const int ended = segment_of(first_of_segment * kBlockN);
+    return kHasBlockMask ? group_of(ended) != group_of(segment_of(block * kBlockN)) : begins_group(ended);
 }

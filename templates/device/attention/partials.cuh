@@ -12,9 +12,9 @@
 // Where only some tiles of a head are split, the states have the rows of these tiles alone
 // (RowsOfStates).
 //
-// With kIsBatchInvariant a segment takes the place of a split (fixed_order.cuh). Its O is not
-// normalised, and a reference and a sum take the place of the LSE. A segment of which a row sees no
-// key may be unwritten.
+// With kIsBatchInvariant a segment or a group takes the place of a split (fixed_order.cuh). Its O
+// is not normalised, and a reference and a sum take the place of the LSE. The state of a segment or
+// group of which a row sees no key may be unwritten.
 
 #include "device/params.cuh"
 

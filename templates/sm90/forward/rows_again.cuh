@@ -46,8 +46,8 @@ public:
             const int block = kHasBlockMask ? listed.tile : position, key = block * kBlockN + 2 * t;
             const bool is_first = position == share.end - 1;
             if (is_first || begins_segment(MayBegin{}, block, first_of_segment)) {
-                if (is_first) merge.is_first = true;
-                else merge.add(o, rows);
+                if (is_first) merge.begin_tile();
+                else merge.add(o, rows, first_of_segment, ends_group(first_of_segment, block));
                 rows.reset();
                 #pragma unroll
                 for (int i = 0; i < 4 * kOTiles; ++i) o[i / 4][i % 4] = 0.f;

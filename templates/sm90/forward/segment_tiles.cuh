@@ -11,12 +11,12 @@ template <int kLeftRows>
 struct RunTiles : QueryTiles<kLeftRows> {
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
         return TileOrder(sequence.seqlen_q, kBlockM, sequences * params.num_heads_q,
-                         float(sequence.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size), feeds, runs_of_tile(params, kBlockM));
+                         float(sequence.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size), feeds, runs_of_tile(params));
     }
     static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 rank, int head, int batch, uint32, const KernelParams& params) {
-        const uint32 count = runs_of_tile(params, kBlockM), row_rank = rank / count;
+        const uint32 count = runs_of_tile(params), row_rank = rank / count;
         const int row = int(kIsCausal ? order.tiles_per_head / count - 1 - row_rank : row_rank) * kBlockM, nth = int(rank % count);
-        const SegmentRuns runs{key_blocks<kBlockN>(row, kBlockM, Sequence(params, batch)), int(count)};
+        const SegmentRuns runs(key_blocks<kBlockN>(row, kBlockM, Sequence(params, batch)), params);
         return {row, head, batch, max(0, runs.end(nth) - runs.begin(nth)), runs.begin(nth), nth == 0 ? runs.lowest(0) : -1};
     }
 };

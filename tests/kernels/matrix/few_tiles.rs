@@ -12,13 +12,14 @@ const SPLIT_WITH_DROPOUT_MAY_SPILL: u32 = 64;
 /// (docs/tuning/pages.md).
 const BLOCKS_OF_PAGES_MAY_SPILL: u32 = 140;
 
-/// Spilled bytes of consumers where keys are split at segments: 288 now with 128 rows over pages at
-/// head dim 192, up to 160 at other head dims, and a margin of 16.
-const RUNS_MAY_SPILL: u32 = 304;
+/// Spilled bytes of consumers at the ends of segments and groups where keys are split at them:
+/// 1,112 now with 128 rows over pages at head dim 192, up to 580 at other head dims, and a margin
+/// of 16.
+const RUNS_MAY_SPILL: u32 = 1128;
 
-/// Bytes of a thread's stack there: the rows' merged references and sums, and pieces of the merged
-/// O for which shared memory has no room.
-const MERGED_IN_MEMORY: u32 = 16 + 24 * 16;
+/// Bytes of a thread's stack there: the rows' merged references and sums, pieces of a group's
+/// merged O for which shared memory has no room, and the state of all groups.
+const MERGED_IN_MEMORY: u32 = 16 + 24 * 16 + 16 + 32 * 16;
 
 /// The configs that a lookup may choose by predicted time, beside the heuristic's and those of
 /// records: one in `one_in` of each problem's, in turns.
