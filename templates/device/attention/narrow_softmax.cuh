@@ -22,7 +22,6 @@ struct NarrowSoftmax {
     // A weight at the row's maximum is 224, which e4m3 has, and 448 with the lag, e4m3's largest
     // number.
     static constexpr float kWeightLog2 = 7.807354922f, kLagLog2 = 1.f;
-    static constexpr bool kByIntegers = kHeadDimV <= 192;  // past that registers are short
 
     // The number subtracted from the row's scores. A row that has seen no key takes 0: infinity
     // minus infinity would be NaN.
@@ -46,6 +45,7 @@ struct NarrowSoftmax {
     // A later block.
     template <int kTiles>
     __device__ __forceinline__ void next(float (&s)[kTiles][4], float scale_log2) {
+        constexpr bool kByIntegers = kHeadDimV <= 192;  // past that registers are short
         const auto outgrows = [&](int r, float score) { return score * scale_log2 > reference[r] + (kWeightLog2 + kLagLog2); };
         float found[2];
         pending = find_outgrown<kByIntegers>(s, found, outgrows);
@@ -56,35 +56,8 @@ struct NarrowSoftmax {
         weigh(s, sum, scale_log2, lowered_by(0), lowered_by(1));
     }
 
-    // `next` in steps. Whether the references may have to move for a later block; if so, `move`
-    // decides, for which `found` is.
-    template <int kTiles>
-    __device__ __forceinline__ bool may_move(const float (&s)[kTiles][4], float (&found)[2], float scale_log2) {
-        pending = false;
-        return some_outgrow<kByIntegers>(s, found, [&](int r, float score) { return outgrows(r, score, scale_log2); });
-    }
-    template <int kTiles>
-    __device__ __forceinline__ void move(const float (&s)[kTiles][4], float (&found)[2], float scale_log2) {
-        pending = rows_outgrow<kByIntegers>(s, found, [&](int r, float score) { return outgrows(r, score, scale_log2); });
-        if (pending) {
-            #pragma unroll
-            for (int r = 0; r < 2; ++r) move_reference(r, fmaxf(reference[r], found[r] * scale_log2 - kWeightLog2));
-        }
-    }
-
-    // The last step: turns the block's scores into weights in place, and adds them to the sums.
-    template <int kTiles>
-    __device__ __forceinline__ void weigh_scores(float (&s)[kTiles][4], float scale_log2) {
-        weigh(s, sum, scale_log2, lowered_by(0), lowered_by(1));
-    }
-
     // The sum over the whole row. All lanes of a quad get the same value.
     __device__ __forceinline__ float total(int r) const { return quad_sum(sum[r]); }
     // The natural log of the sum of exp(score * scale), or -inf for a row without keys.
     __device__ __forceinline__ float lse(int r, float total) const { return total == 0.f ? -infinity() : (lowered_by(r) + log2_approx(total)) * kLn2; }
-
-private:
-    __device__ __forceinline__ bool outgrows(int r, float score, float scale_log2) const {
-        return score * scale_log2 > reference[r] + (kWeightLog2 + kLagLog2);
-    }
 };

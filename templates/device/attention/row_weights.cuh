@@ -49,18 +49,13 @@ __device__ __forceinline__ float row_maximum(const float (&s)[kTiles][4], int r)
 
 // Whether a score of some row of the warp is past that row's limit, as outgrows(r, score) says.
 // Each lane asks for its own columns: the vote is the same as with the maxima of whole rows, which
-// few blocks need. `found` has the lane's maxima.
+// few blocks need. If so, `found` has those.
 template <bool kByIntegers, int kTiles, class Outgrows>
-__device__ __forceinline__ bool some_outgrow(const float (&s)[kTiles][4], float (&found)[2], const Outgrows& outgrows) {
+__device__ __forceinline__ bool find_outgrown(const float (&s)[kTiles][4], float (&found)[2], const Outgrows& outgrows) {
+    const auto some_lane_outgrows = [&] { return __any_sync(0xffffffff, outgrows(0, found[0]) || outgrows(1, found[1])); };
     #pragma unroll
     for (int r = 0; r < 2; ++r) found[r] = kByIntegers ? lane_maximum_from_0(s, r) : lane_maximum(s, r);
-    return __any_sync(0xffffffff, outgrows(0, found[0]) || outgrows(1, found[1]));
-}
-
-// Behind `some_outgrow`: makes `found` the maxima of the rows, and returns whether one is past its
-// limit. A maximum by integers may have been a bound.
-template <bool kByIntegers, int kTiles, class Outgrows>
-__device__ __forceinline__ bool rows_outgrow(const float (&s)[kTiles][4], float (&found)[2], const Outgrows& outgrows) {
+    if (!some_lane_outgrows()) return false;
     #pragma unroll
     for (int r = 0; r < 2; ++r) found[r] = quad_max(found[r]);
     if constexpr (kByIntegers) {
@@ -71,16 +66,10 @@ __device__ __forceinline__ bool rows_outgrow(const float (&s)[kTiles][4], float 
                 const float to_0 = quad_max(lane_maximum_to_0(s, r));
                 if (found[r] == 0.f) found[r] = to_0;
             }
-            return __any_sync(0xffffffff, outgrows(0, found[0]) || outgrows(1, found[1]));
+            return some_lane_outgrows();
         }
     }
     return true;
-}
-
-// The two above together.
-template <bool kByIntegers, int kTiles, class Outgrows>
-__device__ __forceinline__ bool find_outgrown(const float (&s)[kTiles][4], float (&found)[2], const Outgrows& outgrows) {
-    return some_outgrow<kByIntegers>(s, found, outgrows) && rows_outgrow<kByIntegers>(s, found, outgrows);
 }
 
 // Turns scores into weights in place, 2^(score * scale_log2 - lower), and adds them to the sums of
