@@ -190,12 +190,13 @@ fn problem_whose_canonical_form_decodes_may_be_split() {
             assert!(problem.max_splits() > 1, "{group_size} {seqlen_q}");
         }
     }
-    // Beyond few queries a call needs a workspace only where query tiles are few.
-    let splits = [(1, 97), (8, 20), (4, 32), (64, 300), (80, 300)].map(|(group_size, seqlen_q)| {
+    // Beyond few queries a call needs a workspace only where query tiles are few, or where some
+    // tiles of a few waves may be split.
+    let splits = [(1, 97), (8, 20), (4, 32), (64, 300), (80, 300), (500, 300)].map(|(group_size, seqlen_q)| {
         let problem = problem(group_size, seqlen_q);
         (problem.max_splits(), problem.workspace_bytes() == 0)
     });
-    assert_eq!(splits, [(32, false), (32, false), (32, false), (2, false), (1, true)]);
+    assert_eq!(splits, [(32, false), (32, false), (32, false), (2, false), (1, false), (1, true)]);
 }
 
 #[test]
