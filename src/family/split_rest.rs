@@ -1,4 +1,4 @@
-//! Split rest: the tiles of a forward launch that are split where only some are.
+//! The tiles of a forward launch that are split where the others are whole.
 //!
 //! Tiles that are alike run in whole waves, and those of a last wave that is not full are split. Of
 //! tiles that differ the longest are split, so that all SMs end at about the same time. The launch,
@@ -7,21 +7,21 @@
 
 use crate::problem::{Features, Problem};
 
-/// Tiles of so many rows, so many of which run at a time on an SM.
+/// A tile's query rows, and the CTAs of an SM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SplitRest {
     pub tile_rows: u32,
     pub ctas_per_sm: u32,
 }
 
-/// The tiles of a head: so many of them, of which so many are split.
+/// The tiles of a head, and how many of them are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestTiles {
     pub all: i64,
     pub split: i64,
 }
 
-/// Keys of a tile, as a share of those of a slot, above which it is split in two, and in more.
+/// A tile is split in two, or in more parts, if it sees more than this share of a slot's keys.
 const MOST_KEYS_OF_TWO: f64 = 0.72;
 const MOST_KEYS: f64 = 1.0;
 
@@ -59,9 +59,42 @@ impl SplitRest {
 /// How many tiles of a head see more keys than their share of those of a slot.
 fn longest(problem: &Problem, rows: i64, shift: i64, slots: i64, num_splits: u32) -> i64 {
     let heads = problem.batch_size * problem.num_heads_q;
-    let keys = |end: i64| (end.min(problem.seqlen_q) + shift).clamp(0, problem.seqlen_k);
-    let tiles = || (1..=(problem.seqlen_q + rows - 1) / rows).map(|nth| keys(nth * rows));
+    let tiles = (problem.seqlen_q + rows - 1) / rows;
+    let keys = |nth: i64| ((nth * rows).min(problem.seqlen_q) + shift).clamp(0, problem.seqlen_k);
     let share = if num_splits == 2 { MOST_KEYS_OF_TWO } else { MOST_KEYS };
-    let most = share * (tiles().sum::<i64>() * heads) as f64 / slots as f64;
-    tiles().rev().take_while(|keys| *keys as f64 > most).count() as i64
+    let most = share * (keys_of_tiles(problem, rows, shift) * heads) as f64 / slots as f64;
+    // Keys grow from tile to tile.
+    (1..=tiles).rev().take_while(|nth| keys(*nth) as f64 > most).count() as i64
+}
+
+/// The keys that the tiles of a head see, in all. A launch asks for it, so it walks no tiles.
+fn keys_of_tiles(problem: &Problem, rows: i64, shift: i64) -> i64 {
+    let (last_keys, full) = (problem.seqlen_q + shift, (problem.seqlen_q - 1) / rows);
+    // The first full tile that sees a key, and the last one that does not see all.
+    let first = ((-shift).max(0) / rows + 1).min(full + 1);
+    let last = ((problem.seqlen_k - shift).max(0) / rows).clamp(first - 1, full);
+    let growing = (last - first + 1) * shift + rows * (first + last) * (last - first + 1) / 2;
+    growing + (full - last) * problem.seqlen_k + last_keys.clamp(0, problem.seqlen_k)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::{Causal, Dtype, Pass};
+
+    #[test]
+    fn keys_of_tiles_are_those_of_each_tile() {
+        for (causal, rows) in [(Causal::BottomRight, 64), (Causal::TopLeft, 64), (Causal::BottomRight, 192)] {
+            for (seqlen_q, seqlen_k) in
+                [(1, 1), (64, 64), (65, 700), (640, 640), (1000, 130), (1000, 3000), (129, 4096)]
+            {
+                let dense = Problem::dense(Pass::Forward, Dtype::Bf16, 1, 1, seqlen_q, 64);
+                let problem = Problem { causal, seqlen_k, ..dense };
+                let shift = problem.right_shift().unwrap();
+                let ends = (1..=(seqlen_q + rows - 1) / rows).map(|nth| (nth * rows).min(seqlen_q));
+                let expected: i64 = ends.map(|end| (end + shift).clamp(0, seqlen_k)).sum();
+                assert_eq!(keys_of_tiles(&problem, rows, shift), expected, "{causal:?} {rows} {seqlen_q} {seqlen_k}");
+            }
+        }
+    }
 }

@@ -8,7 +8,7 @@
 
 use super::canonical::{self, Canonical, canonical};
 use crate::error::{Error, Result};
-use crate::problem::{Causal, MAX_SEQLEN, Pass, Problem, Window};
+use crate::problem::{Causal, MAX_SEQLEN, MOST_SPLIT_TILES, Pass, Problem, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
@@ -52,8 +52,6 @@ pub const MOST_VARIANTS: u32 = 64;
 const MOST_EXACT_SHAPES: usize = 1 << 16;
 /// Packed rows up to which a batch-invariant problem may count as one of few queries.
 const MOST_FEW_QUERIES: i64 = 128;
-/// More tiles over the batch and the K/V heads are never split.
-const MOST_SPLIT_TILES: i64 = 2048;
 /// More queries than this are split by tiles alone.
 const MOST_SPLIT_QUERIES: i64 = 192;
 /// Up to this many queries, each bucket is looked at; beyond, each power of two.

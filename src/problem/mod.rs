@@ -23,7 +23,9 @@ pub use segments::MAX_SEGMENTS;
 use serde::{Deserialize, Serialize};
 pub use validate::check_range;
 pub use widened::WidenedPlaces;
-pub use workspace::{MAX_SPLITS, TRANSPOSED_V_KEYS, TRANSPOSED_V_QUERIES, WORKSPACE_COLS, WORKSPACE_ROWS};
+pub use workspace::{
+    MAX_SPLITS, MOST_SPLIT_TILES, TRANSPOSED_V_KEYS, TRANSPOSED_V_QUERIES, WORKSPACE_COLS, WORKSPACE_ROWS,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

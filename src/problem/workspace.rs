@@ -168,10 +168,11 @@ impl Problem {
     }
 
     /// Whether a config may split some tiles and leave others whole: more tiles than SMs, whose
-    /// last wave counts.
+    /// last wave counts, and more than one tile of a head.
     fn may_split_rest(&self) -> bool {
         let is_plain = self.features == Features::NONE && !self.batch_invariant && !self.is_empty();
-        let is_served = self.pass == Pass::Forward && is_plain && self.may_split_tiles() && self.seqlen_q > 0;
+        let is_served =
+            self.pass == Pass::Forward && is_plain && self.may_split_tiles() && self.seqlen_q > SMALLEST_TILE;
         let is_long = self.seqlen_k >= 2 * SPLIT_KEYS_OF_TILE && !(self.may_decode() && self.has_rows_near_few());
         is_served && is_long && FEW_WAVES_OF_TILES.contains(&self.tiles_of_least_rows())
     }
@@ -329,7 +330,9 @@ const SPLITS_OF_ALL_LONG_TILES: i64 = 1728;
 const LONG_KEYS: i64 = 8192;
 /// Tiles of 64 rows where some tiles may be split and others not: more than the SMs of an H100 or
 /// H200, and up to four waves of 256 rows there.
-const FEW_WAVES_OF_TILES: RangeInclusive<i64> = 133..=2112;
+const FEW_WAVES_OF_TILES: RangeInclusive<i64> = 133..=MOST_SPLIT_TILES;
+/// More query tiles of 64 rows over all heads are never split.
+pub const MOST_SPLIT_TILES: i64 = 2112;
 /// Query rows of the smallest tile whose keys are split.
 const SMALLEST_TILE: i64 = 64;
 /// The most splits of a tile of many queries.

@@ -81,10 +81,11 @@ def _features(static, sinks, **more):
 
 def _forward(static, q, k, v, sinks):
     prepared, forward, _ = static.passes
-    of = {"q": (q, q.shape[2] // k.shape[2], static.rotation_seed), "k": (k, 1, static.rotation_seed), "v": (v, 1, None)}
-    made = {name: quantize(x, "float8_e4m3fn", None, 0, heads, seed) for name, (x, heads, seed) in of.items()}
-    scales = {f"{name}_descale": of_name for name, (_, of_name) in made.items()}
-    numbers = [of_name for of_name, _ in made.values()]
+    seed = static.rotation_seed
+    inputs = {"q": (q, q.shape[2] // k.shape[2], seed), "k": (k, 1, seed), "v": (v, 1, None)}
+    quantized = {name: quantize(x, "float8_e4m3fn", None, 0, heads, seed) for name, (x, heads, seed) in inputs.items()}
+    scales = {f"{name}_descale": scales for name, (_, scales) in quantized.items()}
+    numbers = [numbers for numbers, _ in quantized.values()]
     problem, arrays = prepared(*numbers, static.opts, None, True, _features(static, sinks, **scales))
     return forward(problem._replace(out_dtype=q.dtype.name), *arrays, True)
 

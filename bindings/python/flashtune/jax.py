@@ -136,8 +136,11 @@ def attention_fp8(
         window = tuple(window)
     passes = (_prepared, _forward, _backward)
     static = _jax_eight.Static(passes, _call.options(causal, softmax_scale, 0.0), window, softcap, rotation_seed)
-    sinks = None if sinks is None else _jax_arrays.array("sinks", sinks)
-    return _jax_eight.attention_fp8(static, *_jax_eight.checked(q, k, v), sinks)
+    sinks = () if sinks is None else (_jax_arrays.array("sinks", sinks),)
+    # They vary before the function with a gradient of its own, so that the gradient of a replicated
+    # array is summed over the mesh.
+    q, k, v, *sinks = _jax_axes.vary([*_jax_eight.checked(q, k, v), *sinks])
+    return _jax_eight.attention_fp8(static, q, k, v, sinks[0] if sinks else None)
 
 
 def quantize(x, dtype, *, descale=None, keys_per_descale=0, heads_per_descale=1, rotation_seed=None):

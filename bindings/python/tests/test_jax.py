@@ -448,6 +448,15 @@ for a, b in zip(actual, expected):
 def narrow(q, scales):
     return flashtune.jax.attention(q, q, q, causal=True, q_descale=scales, k_descale=scales, v_descale=0.5)
 
+def of_e4m3(q, sinks):
+    return jnp.sin(flashtune.jax.attention_fp8(q, q, q, causal=True, sinks=sinks))
+
+half = q.astype(jnp.bfloat16)
+sharded = jax.shard_map(of_e4m3, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"))
+actual, expected = (jax.jit(jax.grad(lambda *x: f(*x).astype("float32").sum(), (0, 1)))(half, sinks) for f in (sharded, of_e4m3))
+for a, b in zip(actual, expected):
+    np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=2e-2, atol=2e-2)
+
 q, scales = q.astype(jnp.float8_e4m3fn), jnp.linspace(0.5, 1.0, 16).reshape(4, 4)
 sharded = jax.shard_map(narrow, mesh=mesh, in_specs=(P("x"), P("x")), out_specs=P("x"))
 np.testing.assert_array_equal(*(np.asarray(jax.jit(f)(q, scales), np.float32) for f in (sharded, narrow)))

@@ -110,7 +110,7 @@ pub fn of_one_head(problem: &Problem, device: &Device) -> DecodeKnobs {
 
 /// The tile with the splits that fill the device.
 fn with_splits(tile: DecodeKnobs, problem: &Problem, device: &Device) -> DecodeKnobs {
-    if tile.reads_narrow_keys_whole(problem, device) {
+    if tile.keeps_narrow_keys_unsplit(problem, device) {
         return DecodeKnobs { num_splits: 1, ..tile };
     }
     let splits = SPLITS.into_iter().filter(|splits| tile.pays(problem, *splits));
@@ -274,7 +274,7 @@ pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &D
     let splits = SPLITS.into_iter().filter(pays);
     let nearest = splits.min_by(|a, b| off(*a).total_cmp(&off(*b)));
     let num_splits = nearest.unwrap_or(1);
-    let reads_whole = knobs.reads_narrow_keys_whole(to, device) && num_splits > 1;
+    let reads_whole = knobs.keeps_narrow_keys_unsplit(to, device) && num_splits > 1;
     if reads_whole || to.features.varlen.is_some() && !knobs.spreads(to, num_splits, device) {
         let fresh = heuristic(to, device);
         if fresh.spreads(to, fresh.num_splits, device) {
@@ -294,8 +294,9 @@ const CTAS_OF_SM: f64 = 1.5;
 /// to 1.20 (docs/tuning/decode.md#one-wave-without-splits). Numbers between were not timed.
 const UNSPLIT_CTAS_OF_SM: f64 = 0.95;
 
-/// The same up to head dim 64: 96 unsplit CTAs took 0.82 to 0.91 of the time of three splits, with
-/// equal lengths and with random ones.
+/// The same up to head dim 64. On an H100, 96 unsplit CTAs took 0.82 to 0.91 of the time of three
+/// splits, with equal lengths and with random ones
+/// (docs/tuning/decode.md#fewer-ctas-without-splits).
 const UNSPLIT_NARROW_CTAS_OF_SM: f64 = 0.7;
 
 /// The bytes of K and V that a CTA reads while partial states are combined, and the fewest keys of
@@ -329,12 +330,12 @@ impl DecodeKnobs {
     fn spreads(&self, problem: &Problem, num_splits: u32, device: &Device) -> bool {
         let least = if num_splits == 1 { UNSPLIT_CTAS_OF_SM } else { CTAS_OF_SM };
         let ctas_of_sm = self.unsplit_ctas(problem) * f64::from(num_splits) / f64::from(device.sm_count);
-        ctas_of_sm >= least || num_splits == 1 && self.reads_narrow_keys_whole(problem, device)
+        ctas_of_sm >= least || num_splits == 1 && self.keeps_narrow_keys_unsplit(problem, device)
     }
 
-    /// Whether fewer CTAs than that do without splits, too: over 16-bit keys up to head dim 64,
+    /// Whether keys stay unsplit from `UNSPLIT_NARROW_CTAS_OF_SM` on: 16-bit keys up to head dim 64,
     /// with lengths on the device.
-    fn reads_narrow_keys_whole(&self, problem: &Problem, device: &Device) -> bool {
+    fn keeps_narrow_keys_unsplit(&self, problem: &Problem, device: &Device) -> bool {
         let Features { varlen, eight_bits, four_bits, .. } = problem.features;
         let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64 && problem.dtype != Dtype::Fp32;
         let is_timed =

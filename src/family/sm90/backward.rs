@@ -40,7 +40,7 @@ impl Space for BackwardKnobs {
         },
         Constraint {
             name: "direct_dq",
-            reason: "one tile writes dQ, and of up to four the last, if one CTA does them in turn, in blocks of up to 112 rows, past which it spills; parts of their walks have the same rows where tiles are alike",
+            reason: "one tile writes dQ; so does a CTA that does up to four tiles of a head, in blocks of up to 112 rows, past which it spills; its walk may be split where tiles are alike, since parts then have the same rows",
             holds: |p, k, _| match (direct_tiles(p, k.block_n), k.direct_dq) {
                 (Some(1), direct) => direct <= 1,
                 (Some(tiles), direct) => {
@@ -458,17 +458,24 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
 
 /// Splits are expected to take less than this share of the time without.
 const WORTH_SPLITTING: f64 = 0.95;
-/// The same of tiles that are alike and busy (`is_busy_alike`), also for `alternatives`. 4 x 20
-/// heads of 9,216 queries over 512 keys took 1.15 times as long in two splits on an H100, and 0.93
-/// times on an H200 (docs/tuning/choice.md). So slow memory asks for more where Q, dO and dQ take
-/// several times L2.
-fn worth_splitting_alike(problem: &Problem, device: &Device) -> f64 {
-    let is_slow = device.memory_bytes_per_second < FAST_MEMORY;
-    if is_slow && bytes_of_queries(problem) > 4 * device.l2_bytes as i64 { 0.8 } else { WORTH_SPLITTING_ALIKE }
-}
+/// The same where more than half of the SMs have no tile. The model is least sure of the time of
+/// such launches.
+const WORTH_SPLITTING_IF_IDLE: f64 = 0.97;
+/// The same for tiles that are alike and busy (`is_busy_alike`).
 const WORTH_SPLITTING_ALIKE: f64 = 0.94;
+/// The same where memory is slow, and Q, dO and dQ take several times L2. 4 x 20 heads of 9,216
+/// queries over 512 keys took 1.15 times as long in two splits on an H100, and 0.93 times on an
+/// H200 (docs/tuning/choice.md).
+const WORTH_SPLITTING_ALIKE_ON_SLOW_MEMORY: f64 = 0.8;
 /// Bytes in a second between those of an H100 and an H200.
 const FAST_MEMORY: u64 = 4_000_000_000_000;
+
+/// The share of the time for tiles that are alike and busy, also for `alternatives`.
+fn worth_splitting_alike(problem: &Problem, device: &Device) -> f64 {
+    let is_slow = device.memory_bytes_per_second < FAST_MEMORY;
+    let is_large = bytes_of_queries(problem) > 4 * device.l2_bytes as i64;
+    if is_slow && is_large { WORTH_SPLITTING_ALIKE_ON_SLOW_MEMORY } else { WORTH_SPLITTING_ALIKE }
+}
 
 /// Whether one CTA that does both tiles of a head for a part of the queries may be faster than
 /// tiles that add to dQ: where Q, dO and dQ take more than L2 holds. On an H100 it took 0.70 to
@@ -478,8 +485,6 @@ fn may_split_pairs(problem: &Problem, device: &Device) -> bool {
     let most = if problem.head_dim.max(problem.head_dim_v) <= 64 { 3.0 } else { 1.5 };
     !tiles_differ(problem) && bytes_of_queries(problem) as f64 > most * device.l2_bytes as f64
 }
-/// The same where more than half of the SMs have no tile: the model is least sure of their time.
-const WORTH_SPLITTING_IF_IDLE: f64 = 0.97;
 
 /// One CTA for three and four tiles of a head is expected to take less than this share of the time
 /// of tiles that add to dQ, up to head dim 64 and beyond. On an H200, 0.95 was expected for 32 x 32

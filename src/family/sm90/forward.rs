@@ -126,7 +126,7 @@ impl Space for ForwardKnobs {
     fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
         match knob.name {
             "num_splits" => usable_splits(problem),
-            // Alternatives have those that the model knows to be worth a try.
+            // A search does not vary this knob. `alternatives` offers it.
             "splits_rest" => only(knob, 0),
             "decode_rows" => only(knob, decode_rows(problem)),
             "decode_splits" => only(knob, decode_splits(problem)),

@@ -175,7 +175,8 @@ fn split_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<
 fn split_rest(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let of = |num_splits: u32| ForwardKnobs { num_splits, splits_rest: 1, tma_store: 0, ..*config };
     if tiles_differ(problem) {
-        // CTAs that share an SM took up to 1.16 of the time of the choice before (H100).
+        // CTAs that share an SM took up to 1.16 of the time of the choice before, on an H100
+        // (docs/tuning/sm90-forward.md#some-tiles-split).
         return if config.ctas_per_sm == 1 { vec![of(2), of(3)] } else { Vec::new() };
     }
     let slots = i64::from(device.sm_count * config.ctas_per_sm);

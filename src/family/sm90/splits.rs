@@ -16,7 +16,8 @@ impl Splits {
         if !problem.batch_invariant || count == 1 {
             return Splits { count, states: count.into(), longest: 1.0 };
         }
-        // A class has one choice, which longer keys stand for. They may be too many to be split.
+        // One choice serves a class, and the model sees the class's longest keys. They may be too
+        // many to be split, so the model takes the most keys that can be.
         let most_keys = problem.keys_of_most_places().map_or(problem.seqlen_k, |[_, of_groups]| of_groups);
         let problem = &Problem { seqlen_k: problem.seqlen_k.min(most_keys), ..*problem };
         let (count, (states, keys)) = (problem.runs_of_segments(tile_rows), problem.states_of_runs(tile_rows));

@@ -78,11 +78,11 @@ fn most_of_long_head(tile: &ForwardTile, problem: &Problem) -> f64 {
     }
 }
 
-/// What a block of 16 bits takes more in tiles of two consumers at head dims 72 to 96, without a
-/// mask and from 1,024 keys on. On an H100 they took 1.06 to 1.30 of the modelled time, over that
-/// of 192 x 80, in ten problems with 112 and 128 keys, and 1.07 to 1.16 in three with 64 and 80
-/// (docs/tuning/choice.md). At head dim 128 they took 1.00 to 1.08. The cause is not known.
-fn of_shape(tile: &ForwardTile, problem: &Problem) -> f64 {
+/// The share by which 16-bit blocks of tiles of two consumers exceed the model, at head dims 65 to
+/// 96, without a mask, from 1,024 keys on. On an H100 they took 1.06 to 1.30 of the modelled time,
+/// over that of 192 x 80, in ten problems with 112 and 128 keys, and 1.07 to 1.16 in three with 64
+/// and 80 (docs/tuning/choice.md). At head dim 128 they took 1.00 to 1.08. The cause is not known.
+fn excess_of_two_consumers(tile: &ForwardTile, problem: &Problem) -> f64 {
     let is_such = (65..=96).contains(&problem.head_dim) && !tiles_differ(problem) && problem.seqlen_k >= 1024;
     match (tile.block_m, tile.block_n) {
         (128, 112..) if is_such => 0.16,
@@ -154,11 +154,11 @@ struct ForwardCosts {
     /// More of them where keys are split: first loads that no other tile of the SM covers, and
     /// stores in fp32.
     split: f64,
-    /// More of them where other tiles are split: O is stored from registers. On an H100 such tiles
-    /// were 1.03 to 1.08 times as slow where the model without it expected them to be a little
-    /// faster (docs/tuning/sm90-forward.md#some-tiles-split).
+    /// More of them in a whole tile where others are split, since it stores O from registers. On an
+    /// H100 such tiles were 1.03 to 1.08 times as slow where the model without it expected them to
+    /// be a little faster (docs/tuning/sm90-forward.md#some-tiles-split).
     whole: f64,
-    /// And more for each column of O.
+    /// More of them in such a tile for each column of O.
     whole_column: f64,
     /// More of them, and one for each column, where Q has one slot: its load begins after the last
     /// product with the Q before. More than two consumers have a larger Q (`OF_LARGE_Q`).
@@ -174,8 +174,8 @@ struct ForwardCosts {
     loads: bool,
     /// The most that blocks of long heads take more.
     most_of_long_head: fn(&ForwardTile, &Problem) -> f64,
-    /// What blocks of a tile take more.
-    of_shape: fn(&ForwardTile, &Problem) -> f64,
+    /// The share by which blocks of a tile exceed the model.
+    excess: fn(&ForwardTile, &Problem) -> f64,
 }
 
 const COSTS: ForwardCosts = ForwardCosts {
@@ -198,7 +198,7 @@ const COSTS: ForwardCosts = ForwardCosts {
     one_v_slot: 600.0,
     loads: true,
     most_of_long_head,
-    of_shape,
+    excess: excess_of_two_consumers,
 };
 
 /// The costs of 8 bits were fitted to an H100 (docs/tuning/eight-bits.md). They know no slots.
@@ -222,7 +222,7 @@ const FP8_COSTS: ForwardCosts = ForwardCosts {
     one_v_slot: 0.0,
     loads: false,
     most_of_long_head: |_, _| 0.0,
-    of_shape: |_, _| 0.0,
+    excess: |_, _| 0.0,
 };
 
 /// What sets the time of a forward tile.
@@ -351,7 +351,7 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let of_long_head = (long_head * tiles_of_head as f64).min((costs.most_of_long_head)(tile, problem));
     let per_block = |ctas: f64| {
         let turns = alone.powf(costs.shared_power) + (ctas * consumers * each).powf(costs.shared_power);
-        (1.0 + of_long_head + (costs.of_shape)(tile, problem))
+        (1.0 + of_long_head + (costs.excess)(tile, problem))
             * (1.0 + of_sharing(ctas, problem.head_dim))
             * turns.powf(1.0 / costs.shared_power)
     };

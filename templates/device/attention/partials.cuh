@@ -10,7 +10,7 @@
 // without columns.
 //
 // Where only some tiles of a head are split, the states have the rows of these tiles alone
-// (RowsOfStates).
+// (partial_rows.cuh).
 //
 // With kIsBatchInvariant a segment or a group takes the place of a split (fixed_order.cuh). Its O
 // is not normalised, and a reference and a sum take the place of the LSE. The state of a segment or
@@ -26,20 +26,6 @@ __device__ __forceinline__ float2* segment_states(const KernelParams& params) { 
 __device__ __forceinline__ int64 partial_row(const KernelParams& params, int split, int batch, int head, int position) {
     return ((int64(split) * params.batch_size + batch) * params.num_heads_q + head) * params.seqlen_q + position;
 }
-
-// The rows of a head that have states: all or, where only some tiles are split, as many as
-// params.workspace_rows says (split_rows_of_head in schedule/tile_order.cuh).
-struct RowsOfStates {
-    int first, count;
-    __device__ __forceinline__ explicit RowsOfStates(const KernelParams& params) {
-        count = params.workspace_rows > 0 ? params.workspace_rows : params.seqlen_q;
-        first = kIsCausal ? params.seqlen_q - count : 0;
-    }
-    __device__ __forceinline__ int64 all(const KernelParams& params) const { return int64(params.batch_size) * params.num_heads_q * count; }
-    __device__ __forceinline__ int64 row(const KernelParams& params, int split, int batch, int head, int position) const {
-        return ((int64(split) * params.batch_size + batch) * params.num_heads_q + head) * count + position - first;
-    }
-};
 
 // The same for a packed row of a short sequence (device/attention/packed_rows.cuh).
 template <int kMostRows>

@@ -71,8 +71,8 @@ __device__ __forceinline__ void barrier_wait(uint32 barrier, uint32 parity) {
     while (!barrier_try_wait<kWriters>(barrier, parity)) {}
 }
 
-// The wait of a whole warp, of which one lane then starts what the next phase counts. No lane goes
-// on before all have seen the phase, so none misses it.
+// A wait of all lanes of a warp, of which one then starts the copies of the next phase.
+// `__syncwarp` keeps every lane until all have seen this phase, so none misses it.
 __device__ __forceinline__ void barrier_wait_as_warp(uint32 barrier, uint32 parity) {
     barrier_wait(barrier, parity);
     __syncwarp();

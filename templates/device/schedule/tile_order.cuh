@@ -86,9 +86,9 @@ __device__ __forceinline__ uint32 split_rows_of_head(const KernelParams& params)
 
 // The tiles of a head where some are split, in the order in which they start: nth counts them from
 // the split ones on, and split is -1 for whole ones. Whole tiles come first and parts of split ones
-// last. With kIsCausal the split tiles see most keys, and their parts as many as whole tiles from
-// the middle on. So whole tiles that see more come first. Then come one whole tile and as many
-// split ones as each has parts, over and over, and at last the other whole ones.
+// last. With kIsCausal the split tiles see most keys, and a part of one sees as many as a whole tile
+// of middle length. So longer whole tiles come first. Then come groups of one whole tile and
+// `splits` split ones, and at last the other whole tiles.
 struct PartOfTile {
     uint32 nth;
     int split;

@@ -22,10 +22,9 @@ struct PageLoader;
 
 // By TMA: a barrier counts the bytes of its slot. Part i of a block, a row of boxes or one of its
 // boxes, belongs to loader warp i mod kLoaderWarps, whose lane 0 starts it. Each warp arrives with
-// the bytes of its own parts. All lanes wait for an empty slot, and none goes on before the others
-// have passed: a lane that fell behind could miss a phase of the barrier and wait for ever. A wait
-// of lane 0 alone parts it from the others, which costs a fifth of the kernel's time
-// (docs/tuning/pages.md#a-lane-that-waited-for-ever).
+// the bytes of its own parts. All lanes wait for an empty slot, as a warp, since a lane that falls
+// behind could miss a phase of the barrier and wait for ever. If lane 0 alone waits, it parts from
+// the others, which took up to 1.26 times as long (docs/tuning/pages.md#a-lane-that-waited-for-ever).
 template <>
 struct PageLoader<true> {
     const KernelParams& params;

@@ -1,7 +1,7 @@
 // The store of a split's O to the workspace, as a partial state that the combine kernel reads
 // (device/attention/partials.cuh). The sm90 forward kernels use it.
 
-#include "device/attention/partials.cuh"
+#include "device/attention/partial_rows.cuh"
 #include "device/attention/sequence.cuh"
 #include "device/numeric.cuh"
 #include "device/schedule/tile_order.cuh"
