@@ -47,8 +47,9 @@ use crate::problem::Problem;
 use render::Renderer;
 
 /// Knobs that the text does not contain: a launch uses them, or a kernel that not all configs have,
-/// or a spec hands them to the text. A text says whether the kernel may split (`may_split`), so that configs of
-/// any number of splits share it, and has `direct_tiles`, one number for several of `direct_dq`.
+/// or a spec hands them to the text. A text says whether the kernel may split (`may_split`), so
+/// that configs of any number of splits share it, and has `direct_tiles`, one number for several of
+/// `direct_dq`.
 const LAUNCH_KNOBS: [&str; 9] = [
     "num_splits",
     "splits_rest",

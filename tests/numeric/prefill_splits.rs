@@ -159,7 +159,7 @@ fn agree_on_some_tiles(causal: Causal, head_dims: [i64; 3]) {
     let seqlen_k = if causal == Causal::None { 523 } else { seqlen_q };
     for head_dim in head_dims {
         let plain = Case::plain(Dtype::Bf16, seqlen_q, head_dim);
-        let case = Case { num_heads_q: 2, num_heads_kv: 1, seqlen_k: seqlen_k, causal, ..plain };
+        let case = Case { num_heads_q: 2, num_heads_kv: 1, seqlen_k, causal, ..plain };
         let problem = case.problem(Pass::Forward);
         let own = family::heuristics(&problem, device).into_iter().filter(|config| config.family == Family::Sm90);
         let of_rows = |config: Config| [64, 128, 256].map(|block_m| config.clone().with("block_m", block_m));

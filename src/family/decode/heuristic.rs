@@ -333,8 +333,8 @@ impl DecodeKnobs {
         ctas_of_sm >= least || num_splits == 1 && self.keeps_narrow_keys_unsplit(problem, device)
     }
 
-    /// Whether keys stay unsplit from `UNSPLIT_NARROW_CTAS_OF_SM` on: 16-bit keys up to head dim 64,
-    /// with lengths on the device.
+    /// Whether keys stay unsplit from `UNSPLIT_NARROW_CTAS_OF_SM` on: 16-bit keys up to head dim
+    /// 64, with lengths on the device.
     fn keeps_narrow_keys_unsplit(&self, problem: &Problem, device: &Device) -> bool {
         let Features { varlen, eight_bits, four_bits, .. } = problem.features;
         let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64 && problem.dtype != Dtype::Fp32;

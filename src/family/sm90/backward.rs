@@ -6,7 +6,7 @@
 
 use super::backward_geometry::{BackwardKernel, BackwardKnobs, FEW_KEYS, SPLIT_WAVES, direct_tiles, half_cols};
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
-use super::work;
+use super::{backward_work, work};
 use crate::device::Device;
 use crate::family::backward;
 use crate::family::knob::{Constraint, Knob};
@@ -99,7 +99,7 @@ impl Space for BackwardKnobs {
         let tile_end = 250.0 / kv_stages / (problem.seqlen_q * problem.group_size()).max(1) as f64;
         let order = match (self.group_mb, unsplit_group_mb(problem, device)) {
             (mine, best) if mine == best => 0.0,
-            _ if work::walks_alternate(problem) => 0.03,
+            _ if backward_work::walks_alternate(problem) => 0.03,
             (0, _) => 0.2,
             _ => 0.03,
         };
@@ -164,7 +164,7 @@ impl Space for BackwardKnobs {
     }
 
     fn work(&self, problem: &Problem, device: &Device) -> Option<Work> {
-        work::backward(self, problem, device)
+        backward_work::backward(self, problem, device)
     }
 
     /// The heuristic's config, and the same with blocks of fewer rows, which need fewer registers.
@@ -257,7 +257,7 @@ impl BackwardKnobs {
     /// The expected work. Every sequence counts as the longest, and a block mask counts as if it
     /// listed all blocks.
     fn largest_work(&self, problem: &Problem, device: &Device) -> Option<Work> {
-        work::backward(self, &work::of_longest(problem), device)
+        backward_work::backward(self, &work::of_longest(problem), device)
     }
 
     fn us(&self, problem: &Problem, device: &Device) -> f64 {
@@ -293,7 +293,7 @@ impl BackwardKnobs {
     /// Groups then gain little by L2, and may end unevenly
     /// (docs/tuning/sm90-backward.md#groups-splits-and-what-drifts).
     fn with_best_groups(self, problem: &Problem, device: &Device) -> Self {
-        if !work::walks_alternate(problem) || self.direct_dq > 0 {
+        if !backward_work::walks_alternate(problem) || self.direct_dq > 0 {
             return self;
         }
         let groups = [0, group_mb(problem)].map(|group_mb| BackwardKnobs { group_mb, ..self });
@@ -322,7 +322,7 @@ impl BackwardKnobs {
         for (split_waves, group_mb) in all {
             let knobs = BackwardKnobs { split_waves, group_mb, ..self };
             let num_splits = knobs.num_splits(problem, device);
-            let kind = (num_splits, work::backward_groups(&knobs, problem, device));
+            let kind = (num_splits, backward_work::backward_groups(&knobs, problem, device));
             if num_splits > 1 && !seen.contains(&kind) {
                 seen.push(kind);
                 split.push(knobs);

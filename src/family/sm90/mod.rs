@@ -9,6 +9,7 @@
 
 mod backward;
 mod backward_geometry;
+mod backward_work;
 mod forward;
 mod forward_alternatives;
 mod forward_geometry;

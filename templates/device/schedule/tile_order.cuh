@@ -86,8 +86,8 @@ __device__ __forceinline__ uint32 split_rows_of_head(const KernelParams& params)
 
 // The tiles of a head where some are split, in the order in which they start: nth counts them from
 // the split ones on, and split is -1 for whole ones. Whole tiles come first and parts of split ones
-// last. With kIsCausal the split tiles see most keys, and a part of one sees as many as a whole tile
-// of middle length. So longer whole tiles come first. Then come groups of one whole tile and
+// last. With kIsCausal the split tiles see most keys, and a part of one sees as many as a whole
+// tile of middle length. So longer whole tiles come first. Then come groups of one whole tile and
 // `splits` split ones, and at last the other whole tiles.
 struct PartOfTile {
     uint32 nth;

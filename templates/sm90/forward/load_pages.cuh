@@ -24,7 +24,8 @@ struct PageLoader;
 // boxes, belongs to loader warp i mod kLoaderWarps, whose lane 0 starts it. Each warp arrives with
 // the bytes of its own parts. All lanes wait for an empty slot, as a warp, since a lane that falls
 // behind could miss a phase of the barrier and wait for ever. If lane 0 alone waits, it parts from
-// the others, which took up to 1.26 times as long (docs/tuning/pages.md#a-lane-that-waited-for-ever).
+// the others, which took up to 1.26 times as long
+// (docs/tuning/pages.md#a-lane-that-waited-for-ever).
 template <>
 struct PageLoader<true> {
     const KernelParams& params;

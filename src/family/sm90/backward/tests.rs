@@ -1,5 +1,6 @@
 //! The constraints, splits and heuristic of the backward pass.
 
+use super::super::backward_work;
 use super::super::tests::{broken, h200, problem as of_pass};
 use super::*;
 use crate::config::{Config, Family};
@@ -212,7 +213,7 @@ fn causal_splits_are_offered_in_groups_that_end_evenly_too() {
     let groups_of = |problem: &Problem| {
         let offered = <BackwardKnobs as Space>::alternatives(problem, &h200()).into_iter();
         let of_two = offered.filter(|knobs| knobs.block_m == 96 && knobs.num_splits(problem, &h200()) == 2);
-        of_two.map(|knobs| work::backward_groups(&knobs, problem, &h200()).count).collect::<Vec<_>>()
+        of_two.map(|knobs| backward_work::backward_groups(&knobs, problem, &h200()).count).collect::<Vec<_>>()
     };
     assert_eq!(groups_of(&problem), [3, 2, 1]);
     let many = Problem { batch_size: 16, num_heads_kv: 2, seqlen_q: 1376, seqlen_k: 1376, ..problem };
