@@ -120,7 +120,10 @@ def cargo_tests(tally):
         status, output = run(["cargo", "test", "--locked", "--doc", "attention"], **environment)
         tally.check("the examples in the crate's documentation", status == 0 and libtest_counts(output)[0] > 0)
         targets = ["--lib", "--bins", "--tests"]
-        status, output = run(["cargo", "nextest", "run", "--locked", "--no-fail-fast", *targets], **environment)
+        # Some tests only wait, for a lock or a disk. One more than the cores keeps these busy.
+        threads = ["--test-threads", str((os.cpu_count() or 1) + 1)]
+        command = ["cargo", "nextest", "run", "--locked", "--no-fail-fast", *threads, *targets]
+        status, output = run(command, **environment)
         summary = re.findall(r"^\s*Summary .*?(\d+) tests? run: (.*)$", strip_colour(output), re.MULTILINE)
         counts = [words for _, words in summary]
         passed = sum(int(n) for words in counts for n in re.findall(r"(\d+) passed", words))

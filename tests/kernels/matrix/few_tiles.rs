@@ -13,9 +13,9 @@ const SPLIT_WITH_DROPOUT_MAY_SPILL: u32 = 64;
 const BLOCKS_OF_PAGES_MAY_SPILL: u32 = 140;
 
 /// Spilled bytes of consumers at the ends of segments and groups where keys are split at them:
-/// 1,112 now with 128 rows over pages at head dim 192, up to 580 at other head dims, and a margin
-/// of 16.
-const RUNS_MAY_SPILL: u32 = 1128;
+/// 1,620 now with 64 rows at head dim 256, 1,112 with 128 rows over pages at head dim 192, up to
+/// 580 elsewhere, and a margin of 16.
+const RUNS_MAY_SPILL: u32 = 1636;
 
 /// Bytes of a thread's stack there: the rows' merged references and sums, pieces of a group's
 /// merged O for which shared memory has no room, and the state of all groups.
@@ -59,9 +59,9 @@ fn alternatives_compile_and_spill_no_more_than_allowed() {
     let chunk = paged.map(|problem| Problem { seqlen_q: 512, seqlen_k: 8192, features: of_pages, ..problem });
     let added = with_switches(&[256], &[(Causal::None, false)]).filter(|p| p.pass == Pass::Backward);
     let added = added.map(|problem| Problem { seqlen_q: 300, seqlen_k: 154, ..problem });
-    let mut kernels = alternatives_of(full.chain(causal), 6);
-    kernels.extend(alternatives_of(in_fp16, 6));
-    kernels.extend(alternatives_of(short.chain(few_keys), 3));
+    let mut kernels = alternatives_of(full.chain(causal), 10);
+    kernels.extend(alternatives_of(in_fp16, 10));
+    kernels.extend(alternatives_of(short.chain(few_keys), 6));
     kernels.extend(alternatives_of(narrow.into_iter().chain(added).chain(chunk), 1));
     let adds_tiles_of_few_keys = |text: &&String| text.contains("kBlockN = 64;") && text.contains("kDirectTiles = 0;");
     assert_eq!(kernels.keys().filter(adds_tiles_of_few_keys).count(), 2, "split and unsplit");
@@ -121,7 +121,7 @@ fn kernels_that_split_keys_compile() {
 }
 
 /// Their batch-invariant ones, whose splits are runs of segments, and what merges the runs: every
-/// third config of each problem, in turns.
+/// fifth config of each problem, in turns.
 #[test]
 fn batch_invariant_kernels_that_split_keys_compile() {
     let Some(nvrtc) = nvrtc() else { return };
@@ -132,7 +132,7 @@ fn batch_invariant_kernels_that_split_keys_compile() {
         let sizes = Problem { batch_size: 1, num_heads_q: 8, num_heads_kv: 2, seqlen_q: 256, seqlen_k: 8192, ..plain };
         let problem = Problem { causal: Causal::BottomRight, batch_invariant: true, features, ..sizes };
         let configs = alternatives(&problem, &device).into_iter().filter(|config| config.get("num_splits") > Some(1));
-        let taken = configs.skip(turn % 3).step_by(3);
+        let taken = configs.skip(turn % 5).step_by(5);
         taken.flat_map(|config| Kernel::of(&problem, &config, &device, 0)).collect::<Vec<_>>()
     };
     let none = Features::NONE;
