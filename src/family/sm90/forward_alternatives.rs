@@ -26,7 +26,11 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
         let heights = [64, 128, 192, 256].into_iter().filter(|block_m| *block_m <= rows);
         let whole: Vec<_> = heights.filter_map(|block_m| of_rows(problem, device, block_m)).collect();
         let of_split = |config: &ForwardKnobs| ForwardKnobs { num_splits: SEGMENT_SPLITS, tma_store: 0, ..*config };
-        let split = whole.iter().map(of_split).filter(|config| config.fits(problem, device));
+        // Split tiles of 64 rows spill 1.6 KB past head dim 192, and took 1.15 of the time of 128
+        // rows there, on an H100 (docs/tuning/batch-invariant.md#groups-of-segments).
+        let is_wide = problem.head_dim.max(problem.head_dim_v) > 192;
+        let tall = whole.iter().filter(|config| !(is_wide && config.block_m == 64));
+        let split = tall.map(of_split).filter(|config| config.fits(problem, device));
         let split: Vec<_> = split.collect();
         return whole.into_iter().chain(split).collect();
     }

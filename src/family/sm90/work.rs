@@ -238,22 +238,32 @@ struct ForwardTile {
     costs: &'static ForwardCosts,
 }
 
+impl ForwardTile {
+    /// A tile that has its SM to itself, several slots of Q and V, and no buffer for O.
+    fn plain(block_m: u32, block_n: u32, num_splits: u32, problem: &Problem, costs: &'static ForwardCosts) -> Self {
+        ForwardTile {
+            block_m,
+            block_n,
+            splits: Splits::new(num_splits, block_m, problem),
+            split_rest: None,
+            ctas_per_sm: 1,
+            has_one_q_slot: false,
+            stores_apart: false,
+            has_one_v_slot: false,
+            costs,
+        }
+    }
+}
+
 pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Option<Work> {
     let &ForwardKnobs { block_m, block_n, num_splits, ctas_per_sm, q_stages, v_stages, .. } = knobs;
-    let (has_one_q_slot, has_one_v_slot, costs) = (q_stages == 1, v_stages == 1, &COSTS);
-    let stores_apart = knobs.stores_apart();
-    let splits = Splits::new(num_splits, block_m, problem);
-    let split_rest = knobs.split_rest();
     let tile = ForwardTile {
-        block_m,
-        block_n,
-        splits,
-        split_rest,
+        split_rest: knobs.split_rest(),
         ctas_per_sm,
-        has_one_q_slot,
-        stores_apart,
-        has_one_v_slot,
-        costs,
+        has_one_q_slot: q_stages == 1,
+        stores_apart: knobs.stores_apart(),
+        has_one_v_slot: v_stages == 1,
+        ..ForwardTile::plain(block_m, block_n, num_splits, problem, &COSTS)
     };
     let work = of_forward(&tile, problem, device)?;
     Some(match problem.key_format() {
@@ -290,20 +300,7 @@ fn with_cycles(work: Work, share: f64) -> Work {
 
 pub fn fp8_forward(knobs: &Fp8Knobs, problem: &Problem, device: &Device) -> Option<Work> {
     let &Fp8Knobs { block_m, block_n, num_splits, .. } = knobs;
-    let (ctas_per_sm, has_one_q_slot, stores_apart, has_one_v_slot, costs) = (1, false, false, false, &FP8_COSTS);
-    let splits = Splits::new(num_splits, block_m, problem);
-    let split_rest = None;
-    let tile = ForwardTile {
-        block_m,
-        block_n,
-        splits,
-        split_rest,
-        ctas_per_sm,
-        has_one_q_slot,
-        stores_apart,
-        has_one_v_slot,
-        costs,
-    };
+    let tile = ForwardTile::plain(block_m, block_n, num_splits, problem, &FP8_COSTS);
     let work = of_forward(&tile, problem, device)?;
     Some(if knobs.transposes_before() { with_transposed_v(work, problem) } else { work })
 }

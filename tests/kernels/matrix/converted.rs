@@ -107,12 +107,12 @@ fn kernels_that_widen_keys_compile() {
     let arch = Arch::Sm(9, 0);
     let device = typical(arch);
     let dims = [(64, 64), (128, 128), (128, 128), (256, 256), (80, 80), (192, 128), (16, 160)];
-    let mixed = dims.into_iter().enumerate().map(|(index, dims)| converted(index, dims));
+    let mixed = dims.into_iter().flat_map(|dims| [dims; 2]).enumerate().map(|(index, dims)| converted(index, dims));
     let of_int4: Vec<_> = prompts_of_int4().filter_map(|problem| widened(problem, &device)).collect();
     assert_eq!(of_int4.len(), prompts_of_int4().count());
     let of_eight = mixed.chain(commonest()).filter_map(|problem| widened(problem, &device));
     let chosen: Vec<_> = of_eight.chain(of_int4).collect();
-    assert!(chosen.len() > 15, "{}", chosen.len());
+    assert!(chosen.len() > 20, "{}", chosen.len());
     let of = |(problem, config): (Problem, Config)| {
         let may_spill = may_spill(WIDENED, arch, &problem);
         Kernel::of(&problem, &config, &device, may_spill).into_iter()

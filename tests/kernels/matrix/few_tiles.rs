@@ -13,9 +13,9 @@ const SPLIT_WITH_DROPOUT_MAY_SPILL: u32 = 64;
 const BLOCKS_OF_PAGES_MAY_SPILL: u32 = 140;
 
 /// Spilled bytes of consumers at the ends of segments and groups where keys are split at them:
-/// 1,620 now with 64 rows at head dim 256, 1,112 with 128 rows over pages at head dim 192, up to
+/// 1,304 now with 128 rows at head dim 256, 1,112 with 128 rows over pages at head dim 192, up to
 /// 580 elsewhere, and a margin of 16.
-const RUNS_MAY_SPILL: u32 = 1636;
+const RUNS_MAY_SPILL: u32 = 1320;
 
 /// Bytes of a thread's stack there: the rows' merged references and sums, pieces of a group's
 /// merged O for which shared memory has no room, and the state of all groups.
