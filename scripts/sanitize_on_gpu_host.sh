@@ -10,13 +10,16 @@ export PYTHONPATH="$PWD/bindings/python${PYTHONPATH:+:$PYTHONPATH}"
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 passed=0
 failed=0
-# Racecheck of CUDA 13.0 has two blind spots. It does not know that the mbarrier of a bulk copy
+# Racecheck of CUDA 13.0 has three blind spots. It does not know that the mbarrier of a bulk copy
 # completes that copy; the backward pass reads LSE and delta after such copies. Where teams of warps
 # have met at named barriers, it also misses a later __syncthreads: it then reports reads before
-# against writes after it, although the machine code has BAR.SYNC 0x0 between them.
+# against writes after it, although the machine code has BAR.SYNC 0x0 between them. And it does not
+# know that a __syncwarp orders the reads of all lanes before the mbarrier arrival of one lane. It
+# reports the slots by which a producer passes its fifth tile, and likewise a kernel of its own with
+# such a ring of slots alone. It reports nothing where all lanes of that kernel arrive.
 for tool in "memcheck" "racecheck --check-bulk-copy no"; do
     parts="plain features decode eight-bits e4m3"
-    [ "$tool" = memcheck ] && parts="$parts decode-teams"
+    [ "$tool" = memcheck ] && parts="$parts decode-teams few-heads"
     for part in $parts; do
         # shellcheck disable=SC2086 # $tool holds a name and its options
         if timeout "${PART_SECONDS:-300}" compute-sanitizer --tool $tool --error-exitcode 9 --kernel-regex kns=flashtune \

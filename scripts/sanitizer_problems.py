@@ -1,7 +1,7 @@
 """Runs small problems that reach the edges of every kernel, in fp16, bf16 and fp32, for
 scripts/sanitize_on_gpu_host.sh.
 
-Both passes: odd lengths and dims, GQA, masks, dropout, then each feature by itself. Forward only:
+Both passes: odd lengths and dims, GQA, masks, dropout, few heads, then each feature by itself. Forward only:
 the batch-invariant mode, decoding with and without pages (in fp32 without), writing into a K/V
 cache, and merging. Tensors of 8 bits and int4: k and v with their scales beside a 16-bit q, prompts
 and decoding; q, k and v in e4m3, on Hopper; quantising and writing into a cache. The arguments name
@@ -24,6 +24,15 @@ PROBLEMS = [
     (1, 2, 1, 70, 150, 192, 128, False, 0.1),
     (1, 1, 1, 1, 5, 3, 7, False, 0.0),
     (2, 80, 8, 130, 130, 64, 64, True, 0.0),  # more tiles than CTAs
+]
+# Few heads over many keys: tiles whose keys are split, and CTAs that do more tiles than they have
+# slots for. batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, causal
+FEW_HEADS = [
+    (1, 3, 3, 3000, 3000, 64, 64, True),
+    (1, 3, 3, 3000, 3000, 64, 64, False),
+    (1, 5, 5, 2100, 2100, 128, 128, True),
+    (1, 4, 1, 1000, 1000, 64, 64, True),
+    (2, 20, 20, 600, 154, 128, 128, False),  # few keys beside the queries
 ]
 # The problem of each feature: batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim. Lengths are
 # odd and take several tiles.
@@ -213,6 +222,12 @@ def plain(dtype):
         both_passes(qkv(dtype, *shape), causal=causal, dropout_p=dropout_p)
 
 
+def few_heads(dtype):
+    if dtype != torch.float32:
+        for *shape, causal in FEW_HEADS:
+            both_passes(qkv(dtype, *shape), causal=causal)
+
+
 def featured(dtype):
     batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim = FEATURED[dtype]
     for options in features(dtype, batch, heads_q, seqlen_q, seqlen_k).values():
@@ -296,7 +311,15 @@ def e4m3(dtype):
     all_of_e4m3(*small, 0, seqused_k=int32(200, 3), seqused_q=int32(70, 1))
 
 
-PARTS = {"plain": plain, "features": featured, "decode": one_query, "decode-teams": several_queries, "eight-bits": eight_bits, "e4m3": e4m3}
+PARTS = {
+    "plain": plain,
+    "few-heads": few_heads,
+    "features": featured,
+    "decode": one_query,
+    "decode-teams": several_queries,
+    "eight-bits": eight_bits,
+    "e4m3": e4m3,
+}
 
 for part in sys.argv[1:] or PARTS:
     for dtype in FEATURED:
