@@ -1,11 +1,11 @@
 """Runs small problems that reach the edges of every kernel, in fp16, bf16 and fp32, for
 scripts/sanitize_on_gpu_host.sh.
 
-Both passes: odd lengths and dims, GQA, masks, dropout, few heads, then each feature by itself. Forward only:
-the batch-invariant mode, decoding with and without pages (in fp32 without), writing into a K/V
-cache, and merging. Tensors of 8 bits and int4: k and v with their scales beside a 16-bit q, prompts
-and decoding; q, k and v in e4m3, on Hopper; quantising and writing into a cache. The arguments name
-the parts to run; without arguments all parts run.
+Both passes: odd lengths and dims, GQA, masks, dropout, few heads, then each feature by itself.
+Forward only: the batch-invariant mode, decoding with and without pages (in fp32 without), writing
+into a K/V cache, and merging. Tensors of 8 bits and int4: k and v with their scales beside a 16-bit
+q, prompts and decoding; q, k and v in e4m3, on Hopper; quantising and writing into a cache. The
+arguments name the parts to run; without arguments all parts run.
 """
 
 import sys
