@@ -6,7 +6,8 @@
 // Each stage of a team's ring has two barriers. `full` counts the bytes of the stage's K and V.
 // Each warp arrives at `empty` when it has read the rows of its head. The warps of a team load
 // blocks in rotation: the warp that loads a block waits until the others have read the block that
-// it overwrites. So a warp does not wait for the slowest one in each block.
+// it overwrites. So a warp does not wait for the slowest one in each block. With more than two
+// stages it does so behind the scores of the block after, when the others have mostly read it.
 //
 // Where the rows of heads lie apart, or a CTA has heads that do not exist, each warp copies the
 // rows of its own head by cp.async.
@@ -40,6 +41,7 @@ using TileV = HeadsTile<kBlockN, key_cols(kWarpCols)>;
 constexpr int kRingAlignment = 1024;                // bytes: where the swizzle's pattern begins
 constexpr int kRingBarrierBytes = kNumStages * 16;  // of a team
 constexpr bool kSharesBoxes = false;
+constexpr bool kRefillsLate = kNumStages > 2;
 
 static_assert(kHeadWarps == 1 && kTransposes && !kModifiesScores && kMostRows == 0, "a warp has all rows of its head");
 static_assert(kKeyBoxRows == kLaunchBoxRows, "src/family computes the same");
@@ -82,6 +84,7 @@ class Keys {
     int stage = 0;
     uint32 parity = 0;   // of the stage's `full` when the acquired block has arrived
     int turn = 0;        // blocks that other warps load before this warp loads one
+    int acquired = 0;    // with kRefillsLate in place of `turn`: the block that was acquired last
 
     __device__ __forceinline__ uint32 full(int slot) const { return ring.barriers + slot * 16; }
     __device__ __forceinline__ uint32 empty(int slot) const { return ring.barriers + slot * 16 + 8; }
@@ -126,6 +129,15 @@ class Keys {
         --turn;
     }
 
+    // With kRefillsLate: loads the block kNumStages - 1 ahead of the acquired one, if it is this
+    // warp's, into the slot of the block before, which others may still read.
+    __device__ __forceinline__ void refill() {
+        if (next.block != acquired + (kNumStages - 1) * kTeams) return;
+        const int slot = stage == 0 ? kNumStages - 1 : stage - 1;
+        barrier_wait(empty(slot), parity ^ (stage == 0 ? 1 : 0));
+        load_boxes_of(slot);
+    }
+
 public:
     __device__ __forceinline__ Keys(const KernelParams& params, const KeySource& source, const Sequence& sequence, int head_kv,
                                     const KeyBlocks& blocks, const TeamRing& ring, const ThreadPlace& place)
@@ -151,8 +163,16 @@ public:
     }
     // Starts the copy of the next block into a slot that was never in use.
     __device__ __forceinline__ void load(int slot) {
-        if (is_packed) load_in_turn<false>(slot, 0);
-        else copy_head(slot);
+        if (!is_packed) {
+            copy_head(slot);
+        } else if constexpr (kRefillsLate) {
+            if (slot % kTeamWarps == place.head) load_boxes_of(slot);
+            // Its last slot is free, too.
+            constexpr int kLast = kNumStages - 1;
+            if (slot == kLast - 1 && kLast % kTeamWarps == place.head) load_boxes_of(kLast);
+        } else {
+            load_in_turn<false>(slot, 0);
+        }
     }
     // Returns when this thread's copies of Q have arrived.
     __device__ __forceinline__ void wait_for_q() const {
@@ -160,7 +180,8 @@ public:
         else cp_async_wait<kNumStages - 1>();
     }
 
-    // Returns when the block lies in its tiles, and refills the tiles of the block before.
+    // Returns when the block lies in its tiles. Without kRefillsLate it refills the tiles of the
+    // block before.
     __device__ __forceinline__ void acquire(int block) {
         const int before = stage == 0 ? kNumStages - 1 : stage - 1;
         if (!is_packed) {
@@ -170,7 +191,8 @@ public:
             return;
         }
         // The first block has none before it. A fresh barrier lets a wait for parity 1 pass.
-        load_in_turn<true>(before, parity ^ (stage == 0 ? 1 : 0));
+        if constexpr (!kRefillsLate) load_in_turn<true>(before, parity ^ (stage == 0 ? 1 : 0));
+        acquired = block;
         barrier_wait(full(stage), parity);
         const int keys_left = sequence.seqlen_k - block * kBlockN;
         if (kPageSize > 0 && keys_left < kBlockN) {
@@ -179,6 +201,13 @@ public:
                 for (int chunk = place.lane % 8; chunk < TileV::kCols / 8; chunk += 8) store_zeros(TileV::place(v(), row, chunk));
             }
             __syncwarp();
+        }
+    }
+    // Refills the tiles of the block before, if `acquire` did not. The scores of the acquired block
+    // are there.
+    __device__ __forceinline__ void refill_behind_scores() {
+        if constexpr (kRefillsLate) {
+            if (is_packed) refill();
         }
     }
     // The tiles of the acquired block that the warp's head has.

@@ -79,14 +79,14 @@ fn gpu_is_right_on_tiny_problems_of_int4() {
 fn gpu_is_right_on_tiny_problems_of_int4_whose_heads_share_copies() {
     let Some(subject) = Subject::gpu() else { return };
     let served = forward_of_shared_heads(&subject, &shapes::tiny_four_bits());
-    assert!(served >= 12, "{served}");
+    assert!(served >= 10, "{served}");
 }
 
 #[test]
 fn gpu_is_right_on_tiny_problems_of_eight_bits_whose_heads_share_copies() {
     let Some(subject) = Subject::gpu() else { return };
     let served = forward_of_shared_heads(&subject, &shapes::tiny_eight_bits());
-    assert!(served >= 12, "{served}");
+    assert!(served >= 10, "{served}");
 }
 
 /// Fewer heads than a CTA has, as many, and heads that do not lie one after the other, with two to

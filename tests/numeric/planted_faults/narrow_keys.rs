@@ -74,9 +74,20 @@ const FAULTS_OF_SHARED_HEADS: [Fault; 3] = [
     },
 ];
 
+/// The same wait where a ring has more than two stages, as that test has them.
+const FAULT_OF_LATE_REFILLS: Fault = Fault {
+    arch: "sm_90",
+    file: "decode/keys_heads_tma.cuh",
+    from: "barrier_wait(empty(slot), parity ^ (stage == 0 ? 1 : 0));",
+    to: "",
+    report: "reference",
+};
+
 #[test]
 fn planted_faults_of_shared_heads_are_reported() {
     are_reported(&FAULTS_OF_SHARED_HEADS, ONE_PROBLEM, Some(SHARED_HEADS));
+    const OF_STAGES: &str = "tiny::gpu_is_right_on_tiny_problems_of_int4_whose_heads_share_copies";
+    are_reported(&[FAULT_OF_LATE_REFILLS], OF_STAGES, Some(SHARED_HEADS));
 }
 
 #[test]
