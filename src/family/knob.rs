@@ -43,10 +43,21 @@ pub trait Knobs: Copy + PartialEq + 'static {
     /// Reads the text form. A knob that is missing or unknown is an error; a value that is not
     /// listed is none.
     fn of(config: &Config) -> Result<Self, String> {
-        refuse_unknown(config, Self::LIST)?;
-        let value = |knob: &Knob| config.knobs.get(knob.name).copied().ok_or_else(|| missing(config, knob));
+        let value = |knob: &Knob| config.knobs.get(knob.name).ok_or_else(|| missing(config, knob));
         let values: Result<Vec<u32>, String> = Self::LIST.iter().map(value).collect();
+        // As many names as knobs, each of which has one: none is unknown.
+        if values.is_err() || config.knobs.names().count() != Self::LIST.len() {
+            refuse_unknown(config, Self::LIST)?;
+        }
         Ok(Self::from_values(&values?))
+    }
+
+    /// Reads the text form. A value that is not listed is an error too.
+    fn of_listed(config: &Config) -> Result<Self, String> {
+        match Self::of(config) {
+            Ok(knobs) if knobs.is_listed() => Ok(knobs),
+            _ => Err(refusal(config, Self::LIST)),
+        }
     }
 
     /// The text form.
@@ -60,33 +71,31 @@ pub trait Knobs: Copy + PartialEq + 'static {
     }
 }
 
-/// Whether the text form has the knobs of a list, each at one of its values, and no other.
-pub fn check_knobs(config: &Config, knobs: &[Knob]) -> Result<(), String> {
-    refuse_unknown(config, knobs)?;
-    for knob in knobs {
-        match config.knobs.get(knob.name) {
-            None => return Err(missing(config, knob)),
-            Some(value) if !knob.values.contains(value) => {
-                return Err(format!("{} is {value}; it must be one of {:?}", knob.name, knob.values));
-            }
-            Some(_) => {}
+/// Why a text form does not have the knobs of a list, each at one of its values, and no other.
+fn refusal(config: &Config, knobs: &[Knob]) -> String {
+    let of_knob = |knob: &Knob| match config.knobs.get(knob.name) {
+        None => Some(missing(config, knob)),
+        Some(value) if !knob.values.contains(&value) => {
+            Some(format!("{} is {value}; it must be one of {:?}", knob.name, knob.values))
         }
-    }
-    Ok(())
+        Some(_) => None,
+    };
+    let unknown = refuse_unknown(config, knobs).err();
+    unknown.or_else(|| knobs.iter().find_map(of_knob)).unwrap_or_default()
 }
 
 /// The text form with the knobs that it is too old to name.
 pub fn with_younger_knobs(mut config: Config, knobs: &[Knob]) -> Config {
     for knob in knobs {
-        if let Some(value) = knob.of_older {
-            config.knobs.entry(knob.name.to_owned()).or_insert(value);
+        if let (Some(value), None) = (knob.of_older, config.knobs.get(knob.name)) {
+            config.knobs.insert(knob.name, value);
         }
     }
     config
 }
 
 fn refuse_unknown(config: &Config, knobs: &[Knob]) -> Result<(), String> {
-    match config.knobs.keys().find(|name| !knobs.iter().any(|knob| knob.name == name.as_str())) {
+    match config.knobs.names().find(|name| !knobs.iter().any(|knob| knob.name == *name)) {
         None => Ok(()),
         Some(unknown) => {
             let known: Vec<_> = knobs.iter().map(|knob| knob.name).collect();
@@ -157,7 +166,7 @@ mod tests {
         }
     }
 
-    fn config(knobs: &[(&str, u32)]) -> Config {
+    fn config(knobs: &[(&'static str, u32)]) -> Config {
         Config::new(Family::Cpu, knobs.iter().copied())
     }
 
@@ -172,7 +181,7 @@ mod tests {
     fn a_missing_or_unknown_knob_is_an_error_that_names_it() {
         let both = [config(&[("rows", 16)]), config(&[("rows", 16), ("kyes", 64)])].map(|text| {
             let error = Pair::of(&text).unwrap_err();
-            assert_eq!(check_knobs(&text, Pair::LIST), Err(error.clone()));
+            assert_eq!(Pair::of_listed(&text), Err(error.clone()));
             error
         });
         assert_eq!(both[0], "keys (keys of a tile) is missing from cpu rows=16");
@@ -194,6 +203,6 @@ mod tests {
         let text = config(&[("rows", 17), ("keys", 64)]);
         let typed = Pair::of(&text).unwrap();
         assert_eq!((typed.rows, typed.is_listed()), (17, false));
-        assert_eq!(check_knobs(&text, Pair::LIST).unwrap_err(), "rows is 17; it must be one of [16, 32]");
+        assert_eq!(Pair::of_listed(&text).unwrap_err(), "rows is 17; it must be one of [16, 32]");
     }
 }

@@ -5,7 +5,7 @@
 //! of a `Room` converts a config from text to the struct, calls `Space`, and converts returned
 //! configs to text.
 
-use super::knob::{Constraint, Knob, Knobs, check_knobs};
+use super::knob::{Constraint, Knob, Knobs};
 use super::spec::KernelSpec;
 use super::time::Work;
 use crate::config::Config;
@@ -91,31 +91,22 @@ impl Room {
             heuristic: |problem, device| K::heuristic(problem, device).map(K::to_config),
             passing: passing::<K>,
             cost: |problem, config, device| Ok(K::of(config)?.cost(problem, device)),
-            kernels: |problem, config| {
-                // An unlisted value, such as 0 warps, would make `kernels` divide by zero.
-                check_knobs(config, K::LIST)?;
-                Ok(K::of(config)?.kernels(problem))
-            },
-            work: |problem, config, device| {
-                check_knobs(config, K::LIST).ok()?;
-                K::of(config).ok()?.work(problem, device)
-            },
+            // An unlisted value, such as 0 warps, would make `kernels` divide by zero.
+            kernels: |problem, config| Ok(K::of_listed(config)?.kernels(problem)),
+            work: |problem, config, device| K::of_listed(config).ok()?.work(problem, device),
             alternatives: |problem, device| K::alternatives(problem, device).into_iter().map(K::to_config).collect(),
             carried_over: |config, from, to, device| {
-                check_knobs(config, K::LIST)?;
-                Ok(K::of(config)?.carried_over(from, to, device).to_config())
+                Ok(K::of_listed(config)?.carried_over(from, to, device).to_config())
             },
             on_another_gpu: |config, problem, device| {
-                check_knobs(config, K::LIST)?;
-                Ok(K::of(config)?.on_another_gpu(problem, device).to_config())
+                Ok(K::of_listed(config)?.on_another_gpu(problem, device).to_config())
             },
         }
     }
 }
 
 fn check<K: Space>(problem: &Problem, config: &Config, device: &Device) -> Result<(), String> {
-    check_knobs(config, K::LIST)?;
-    match K::of(config)?.broken(problem, device) {
+    match K::of_listed(config)?.broken(problem, device) {
         Some(broken) => Err(format!("{config} breaks {}: {}", broken.name, broken.reason)),
         None => Ok(()),
     }

@@ -67,12 +67,12 @@ const LAUNCH_KNOBS: [&str; 9] = [
 pub fn render_pass(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec<(KernelSpec, String)>> {
     let renderer = Renderer::shared()?;
     let kernels = family::kernels(problem, config)?;
-    for knob in config.knobs.keys() {
+    for knob in config.knobs.names() {
         let mut read = false;
         for spec in &kernels {
             let names = renderer.names(spec.template)?;
-            let is_of_launch = LAUNCH_KNOBS.contains(&knob.as_str()) && names.contains("may_split");
-            read |= names.contains(knob.as_str()) || is_of_launch;
+            let is_of_launch = LAUNCH_KNOBS.contains(&knob) && names.contains("may_split");
+            read |= names.contains(knob) || is_of_launch;
         }
         if !read {
             let names: Vec<&str> = kernels.iter().map(|spec| spec.template).collect();

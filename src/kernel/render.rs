@@ -79,7 +79,7 @@ impl Renderer {
     /// uses a name that has no value; Tera itself would take such a name as false.
     pub fn render(&self, problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> Result<String> {
         let config = &spec.config(config);
-        let knobs: Vec<&str> = config.knobs.keys().map(String::as_str).collect();
+        let knobs: Vec<&str> = config.knobs.names().collect();
         let mut values = values(&spec.problem(problem), config, spec, arch)?;
         // Rows of int4 hold their scales, and numbers that were widened have none.
         let has_key_scales = problem.features.has_key_scales();
@@ -215,8 +215,8 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
         values.insert("consumer_registers".to_owned(), Value::Integer(registers.consumer));
         values.insert("last_consumer_registers".to_owned(), Value::Integer(registers.last_consumer));
     }
-    for (knob, value) in &config.knobs {
-        if values.insert(knob.clone(), Value::Integer(*value)).is_some() {
+    for (knob, value) in config.knobs.iter() {
+        if values.insert(knob.to_owned(), Value::Integer(value)).is_some() {
             return Err(Error::invalid(format!(
                 "the config sets {knob}, which is no knob: its value follows from the problem"
             )));

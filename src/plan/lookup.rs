@@ -28,6 +28,8 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::family;
 use crate::problem::Problem;
+use crate::word_hash::BuildWordHasher;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Where a plan's config came from.
@@ -243,13 +245,11 @@ fn predicted(
 /// The configs among which the model chooses: those that the class's records give, nearest first,
 /// the heuristic's, and the family's alternatives.
 fn among(records: &[Fitting], problem: &Canonical, device: &Device, heuristic: &Config) -> Vec<Config> {
-    let mut configs: Vec<Config> = Vec::new();
     let of_records = records.iter().map(|fitting| fitting.config.clone());
-    for config in of_records.chain([heuristic.clone()]).chain(family::alternatives(problem, device)) {
-        if !configs.contains(&config) {
-            configs.push(config);
-        }
-    }
+    let mut configs: Vec<Config> =
+        of_records.chain([heuristic.clone()]).chain(family::alternatives(problem, device)).collect();
+    let mut seen = HashSet::with_capacity_and_hasher(configs.len(), BuildWordHasher::default());
+    configs.retain(|config| seen.insert(config.clone()));
     configs
 }
 
@@ -416,7 +416,7 @@ fn from_record(source: Source, Fitting { record, config }: Fitting, problem: &Ca
         _ => String::new(),
     };
     let measured_there = if is_exact { "" } else { " there" };
-    let changed = record.config.knobs.iter().filter(|(knob, value)| config.get(knob) != Some(**value));
+    let changed = record.config.knobs.iter().filter(|(knob, value)| config.get(knob) != Some(*value));
     let with = changed.fold(String::new(), |text, (knob, value)| format!("{text} with {knob}={value}"));
     Choice {
         config,

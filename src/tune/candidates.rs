@@ -93,7 +93,7 @@ pub fn neighbours(problem: &Problem, config: &Config, device: &Device) -> Vec<Co
 }
 
 fn differences(a: &Config, b: &Config) -> usize {
-    a.knobs.iter().zip(&b.knobs).filter(|(a, b)| a != b).count()
+    a.knobs.iter().zip(b.knobs.iter()).filter(|(a, b)| a != b).count()
 }
 
 #[cfg(test)]

@@ -211,11 +211,11 @@ fn decode_record_with_a_missing_or_invalid_knob_is_a_miss() {
         [1, 2].map(|batch_size| first(&known, &decode(batch_size), &device).source)
     };
     assert_eq!(sources(&good), [Source::Machine; 2]);
-    for knob in good.knobs.keys() {
+    for knob in good.knobs.names() {
         let mut lacking = good.clone();
         lacking.knobs.remove(knob);
         // 0 is a value of some knobs.
-        let odd = [if ["tma", "splittable", "scoring_warps"].contains(&knob.as_str()) { 2 } else { 0 }, u32::MAX]
+        let odd = [if ["tma", "splittable", "scoring_warps"].contains(&knob) { 2 } else { 0 }, u32::MAX]
             .map(|value| good.clone().with(knob, value));
         for config in odd.into_iter().chain([lacking]) {
             assert_eq!(sources(&config), [Source::Heuristic; 2], "{config}");

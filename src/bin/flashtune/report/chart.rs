@@ -123,7 +123,7 @@ fn difference(config: &Config, winner: &Config) -> String {
     if config.family != winner.family {
         return config.to_string();
     }
-    let differs = |(knob, value): &(&String, &u32)| winner.get(knob) != Some(**value);
+    let differs = |(knob, value): &(&str, u32)| winner.get(knob) != Some(*value);
     let knobs: Vec<String> =
         config.knobs.iter().filter(differs).map(|(knob, value)| format!("{knob}={value}")).collect();
     if knobs.is_empty() { config.to_string() } else { knobs.join(" ") }
