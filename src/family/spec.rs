@@ -65,6 +65,15 @@ pub struct KernelSpec {
     pub ends_alone: bool,
 }
 
+/// How a launch splits keys or walks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchSplits {
+    /// The splits of a tile, 1 where none is split.
+    pub count: u32,
+    /// The rows of a head whose keys are split where only some are, else 0.
+    pub rows_of_head: i64,
+}
+
 /// The family and the knobs of a kernel in a pass of another family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lent {
@@ -218,12 +227,17 @@ impl KernelSpec {
 
     /// The launch grid on a GPU of so many SMs; a dimension is 0 where there is nothing to launch.
     pub fn grid(&self, problem: &Problem, sm_count: u32) -> [u32; 3] {
-        let num_splits = self.num_splits(problem, sm_count);
+        self.grid_of(self.splits(problem, sm_count), problem, sm_count)
+    }
+
+    /// The same where the launch's splits are known.
+    pub fn grid_of(&self, splits: LaunchSplits, problem: &Problem, sm_count: u32) -> [u32; 3] {
+        let num_splits = splits.count;
         if !self.has_turn(problem, num_splits, sm_count) {
             return [0, 0, 0];
         }
         let tiles = match self.schedule {
-            Schedule::OneTile => match self.split_rows(problem, sm_count) {
+            Schedule::OneTile => match splits.rows_of_head {
                 0 => self.tiles(problem),
                 rows => self.tiles(&Problem { seqlen_q: rows, ..*problem }),
             },
@@ -270,6 +284,12 @@ impl KernelSpec {
     /// Short sequences beside long chunks are not split (`Problem::leaves_short_whole`).
     /// Problems that differ a little share a config, so the two may differ.
     pub fn num_splits(&self, problem: &Problem, sm_count: u32) -> u32 {
+        self.splits(problem, sm_count).count
+    }
+
+    /// The same, with the rows that are split.
+    pub fn splits(&self, problem: &Problem, sm_count: u32) -> LaunchSplits {
+        let rows_of_head = self.split_rest.map_or(0, |rest| rest.rows(problem, sm_count, self.most_splits));
         let wanted = match self.split_waves {
             0 => self.most_splits.into(),
             waves => {
@@ -281,20 +301,13 @@ impl KernelSpec {
         let most = match self.most_rows {
             _ if self.turn == Turn::Split && problem.runs_of_segments(self.rows) == 1 => 1,
             _ if self.turn == Turn::Split => problem.places_of_runs(self.rows).into(),
-            0 if self.split_rest.is_some() => match self.split_rows(problem, sm_count) {
-                0 => 1,
-                _ => self.most_splits.into(),
-            },
+            0 if self.split_rest.is_some() && rows_of_head == 0 => 1,
+            0 if self.split_rest.is_some() => self.most_splits.into(),
             0 => problem.max_splits(),
             _ if problem.leaves_short_whole() => 1,
             rows => problem.max_short_splits(rows.into()),
         };
-        wanted.clamp(1, most as u64) as u32
-    }
-
-    /// The rows of a head whose keys are split where only some are, else 0.
-    pub fn split_rows(&self, problem: &Problem, sm_count: u32) -> i64 {
-        self.split_rest.map_or(0, |rest| rest.rows(problem, sm_count, self.most_splits))
+        LaunchSplits { count: wanted.clamp(1, most as u64) as u32, rows_of_head }
     }
 
     /// Tiles that run at a time under a persistent schedule.

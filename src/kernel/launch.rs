@@ -84,14 +84,22 @@ impl Executable {
     /// Enqueues the pass on `stream`. The call's pointers and the stream are as `capi` has checked
     /// and documented.
     pub fn launch(&self, call: &Call, stream: Stream) -> Result<()> {
+        // Kernels that split some tiles and those that combine them have the same splits.
+        let of_some = self.kernels.iter().find(|kernel| kernel.spec.split_rest.is_some());
+        let of_some = of_some.map(|kernel| limited(&kernel.spec, call).splits(&call.problem, self.sm_count));
+        let splits_of = |spec: &KernelSpec| match of_some {
+            Some(splits) if spec.split_rest.is_some() => splits,
+            _ => spec.splits(&call.problem, self.sm_count),
+        };
         let splits = self.kernels.iter().map(|kernel| {
             let spec = limited(&kernel.spec, call);
-            let rows = match (spec.most_rows, spec.split_rows(&call.problem, self.sm_count)) {
+            let splits = splits_of(&spec);
+            let rows = match (spec.most_rows, splits.rows_of_head) {
                 (0, 0) => SplitRows::All,
                 (0, rows) => SplitRows::OfHead(rows),
                 (rows, _) => SplitRows::Short(rows),
             };
-            (spec.num_splits(&call.problem, self.sm_count), rows)
+            (splits.count, rows)
         });
         // Kernels that split keys and those that combine them agree in both. Others do not split.
         let (num_splits, rows) = splits.max_by_key(|(num_splits, _)| *num_splits).unwrap_or((1, SplitRows::All));
@@ -112,7 +120,7 @@ impl Executable {
         let mut overlaps = false;
         for kernel in &self.kernels {
             let spec = &limited(&kernel.spec, call);
-            let grid = spec.grid(&call.problem, self.sm_count);
+            let grid = spec.grid_of(splits_of(spec), &call.problem, self.sm_count);
             let is_wanted = match spec.template {
                 SINKS => !call.features.dsinks.is_null(),
                 // One split leaves no partial states.
