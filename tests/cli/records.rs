@@ -299,6 +299,28 @@ fn candidates_are_within_the_ratio_and_the_choice_is_near_their_best() {
     assert!(ratios.iter().all(|ratio| (1.0..=1.021).contains(ratio)), "{judged}");
 }
 
+#[test]
+fn candidates_of_a_named_gpu_are_those_of_its_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let sizes = r#""batch":16,"heads":16,"heads_kv":16,"seqlen_q":1000,"seqlen_k":1000,"head_dim":128"#;
+    let problems = format!(r#"[{{"case":{{"kind":"many",{sizes},"causal":true}},"backward":false,"us":{{}}}}]"#);
+    let problems = write(folder.path(), "problems.json", &problems);
+    let of_gpu = |name: &str| {
+        let args = ["records", "choice-error", "--candidates", "1.2", "--gpu", name, problems.to_str().unwrap()];
+        run(folder.path(), &args)
+    };
+    let listed = ["NVIDIA H200", "NVIDIA H100 80GB HBM3"]
+        .map(|name| -> serde_json::Value { serde_json::from_str(&stdout(&of_gpu(name))).unwrap() });
+    let least = listed.each_ref().map(|listed| {
+        let problem = &listed[0];
+        assert!(problem["us"].get(problem["chosen"].as_str().unwrap()).is_some(), "{problem}");
+        problem["us"].as_object().unwrap().values().map(|us| us.as_f64().unwrap()).fold(f64::INFINITY, f64::min)
+    });
+    assert!(least[0] != least[1], "their records have other times: {least:?}");
+    let unknown = of_gpu("NVIDIA H300");
+    assert!(!unknown.status.success() && stderr(&unknown).contains("NVIDIA H300"), "{}", stderr(&unknown));
+}
+
 /// A line of a record as this library writes it, tuned in a cache of its own.
 fn tuned_line(folder: &Path) -> String {
     let problems = write(folder, "problems.jsonl", r#"{"pass":"forward","num_heads_q":1,"seqlen_q":16,"head_dim":8}"#);

@@ -27,6 +27,9 @@ pub struct Timed {
     case: Case,
     backward: bool,
     us: BTreeMap<String, f64>,
+    /// The config that the library chooses, in a list of candidates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    chosen: Option<String>,
 }
 
 impl Timed {
@@ -53,7 +56,7 @@ pub fn print_candidates(timed: Vec<Timed>, records: Vec<Record>, device: &Device
         let least = timed.first().map_or(0.0, |(us, _)| *us);
         let is_near = |(us, config): &(f64, _)| *us <= most * least || *config == chosen;
         let us = timed.into_iter().filter(is_near).map(|(us, config)| (config.to_string(), us)).collect();
-        Timed { us, ..one }
+        Timed { us, chosen: Some(chosen.to_string()), ..one }
     };
     print_json(&timed.into_iter().map(predicted).collect::<Vec<_>>())
 }

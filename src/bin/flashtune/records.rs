@@ -69,6 +69,9 @@ enum Command {
         /// Architecture whose typical GPU was timed
         #[arg(long, default_value = "sm_90")]
         arch: Arch,
+        /// GPU that was timed in place of the typical one, such as "NVIDIA H100 80GB HBM3"
+        #[arg(long, value_name = "NAME")]
+        gpu: Option<String>,
         /// Instead write the problems with the configs that the model expects to take at most so
         /// many times the least time, for bench/random_configs.py --timed
         #[arg(long, value_name = "RATIO")]
@@ -109,8 +112,14 @@ pub fn run(args: Args) -> Result<(), Failure> {
             let texts = texts(&files)?;
             model_error::run(&read(&texts)?, json)
         }
-        Command::ChoiceError { no_records, arch, candidates, files } => {
-            let device = Device::typical(arch).ok_or_else(|| Failure::Failed(format!("no GPU of {arch} is known")))?;
+        Command::ChoiceError { no_records, arch, gpu, candidates, files } => {
+            let device = match &gpu {
+                Some(name) => Device::named(arch, name),
+                None => Device::typical(arch),
+            };
+            let unknown =
+                || Failure::Failed(format!("no GPU {} of {arch} is known", gpu.as_deref().unwrap_or_default()));
+            let device = device.ok_or_else(unknown)?;
             let mut timed = Vec::new();
             for (path, text) in texts(&files)? {
                 let of_file: Vec<choice_error::Timed> =
