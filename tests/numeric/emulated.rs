@@ -67,6 +67,16 @@ fn sm_90_kernels_with_a_buffer_for_the_output_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "2"], "output_buffer::gpu_is_right_with_a_buffer_for_the_output");
 }
 
+/// Two SMs: turns go on from tile to tile.
+#[test]
+fn sm_90_kernels_whose_consumers_take_turns_are_right() {
+    is_right(&["--arch", "sm_90", "--sms", "2"], "turns::gpu_is_right_where_consumers_take_turns");
+    is_right(
+        &["--arch", "sm_90", "--sms", "2", "--lags", "--seed", "3"],
+        "turns::gpu_is_right_where_consumers_take_turns",
+    );
+}
+
 #[test]
 fn sm_90_decode_kernels_are_right() {
     is_right(&["--arch", "sm_90"], "tiny::gpu_is_right_on_tiny_decoding_problems");

@@ -30,3 +30,4 @@ mod prefill_splits;
 mod quantize;
 mod same_bits;
 mod tiny;
+mod turns;

@@ -10,6 +10,7 @@
 //! barrier, happens to order the accesses.
 
 mod narrow_keys;
+mod turns;
 
 use crate::emulated::{Emulated, shown};
 use crate::source_tree::root;
@@ -255,35 +256,7 @@ const FAULTS_OF_IMAGES: [Fault; 6] = [
 const IN_TURNS: &str = "dtype=bf16 batch=1 heads_q=2 heads_kv=1 seqlen_q=450 seqlen_k=300 head_dim=128 head_dim_v=128 \
      causal=None scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 kv_dtype=e4m3 keys_per_scale=0 fp8_q=true";
 
-/// Faults of the turns in which consumers issue products.
-const FAULTS_OF_TURNS: [Fault; 3] = [
-    // The first turn of all.
-    Fault {
-        arch: "sm_90",
-        file: "sm90/forward_fp8/turns.cuh",
-        from: "if (consumer == kConsumers - 1) pass();",
-        to: "",
-        report: "DEADLOCK",
-    },
-    // The turns of blocks that a consumer skips.
-    Fault {
-        arch: "sm_90",
-        file: "sm90_forward_fp8.cu.tera",
-        from: "turns.take(), turns.pass();",
-        to: "",
-        report: "DEADLOCK",
-    },
-    // The turn of a tile's last P V.
-    Fault {
-        arch: "sm_90",
-        file: "sm90_forward_fp8.cu.tera",
-        from: "wgmma_wait<1>();\n                    turns.pass();",
-        to: "wgmma_wait<1>();",
-        report: "DEADLOCK",
-    },
-];
-
-/// Faults of the store of O by TMA, of the same problem.
+/// Faults of the store of O by TMA.
 const FAULTS_OF_O: [Fault; 4] = [
     Fault {
         arch: "sm_90",
@@ -498,11 +471,6 @@ fn planted_faults_of_converted_keys_are_reported() {
 fn planted_faults_of_images_of_v_are_reported() {
     const TEST: &str = "tiny::gpu_is_right_on_tiny_problems_whose_v_is_transposed_before";
     are_reported(&FAULTS_OF_IMAGES, TEST, Some(IN_IMAGES));
-}
-
-#[test]
-fn planted_faults_of_turns_are_reported() {
-    are_reported(&FAULTS_OF_TURNS, ONE_PROBLEM, Some(IN_TURNS));
 }
 
 #[test]
