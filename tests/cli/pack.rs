@@ -168,7 +168,7 @@ fn a_pack_has_the_kernels_that_every_gpu_with_shipped_records_chooses() {
         )
     };
     // On each of these the two GPUs choose kernels of their own.
-    let problems = [problem(8, 256, "none"), problem(2, 8192, "bottom-right")].join("\n");
+    let problems = [problem(8, 2048, "none"), problem(2, 8192, "bottom-right")].join("\n");
     let Some(pack) = packed(folder.path(), &problems, &["--sm-count", "78"]) else { return };
     let opened = Pack::open(&pack).unwrap();
     let manifest = opened.manifest();

@@ -189,7 +189,7 @@ fn split_rest(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<
     let rest = of(2).split_rest().and_then(|rest| rest.tiles(problem, device.sm_count, 2));
     let Some(RestTiles { split, .. }) = rest else { return Vec::new() };
     let room = problem.state_rows() / (split * heads * i64::from(config.block_m));
-    let most = |waves: i64| (waves * slots / (split * heads)).min(room);
+    let most = |waves: i64| (waves * slots / (split * heads)).min(room).min(problem.seqlen_k / LEAST_KEYS_OF_PART);
     let of_waves = |waves: i64| SPLITS.into_iter().rev().find(|splits| i64::from(*splits) <= most(waves));
     let mut splits: Vec<u32> = [1, 2].into_iter().filter_map(of_waves).filter(|splits| *splits > 1).collect();
     splits.dedup();
@@ -197,6 +197,10 @@ fn split_rest(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<
 }
 
 const MOST_WAVES: i64 = 3;
+
+/// The least keys of a part of a tile where others are whole and tiles are alike. On an H100 four
+/// tiles in 32 parts of 132 keys took 25 us more than a wave of whole ones (the model: 3).
+const LEAST_KEYS_OF_PART: i64 = 256;
 
 /// The config with blocks of other numbers of keys, where consumer warpgroups have registers to
 /// spare: fewer keys are padded where there are few, and three warpgroups share fewer blocks.
@@ -210,9 +214,8 @@ fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Ve
         // In boxes of at least 16 rows, as blocks of 96 keys are (`of_rows`).
         65..=128 if is_paged && config.block_m == 128 && common_box_rows(128, problem) % 16 == 0 => &[128],
         _ if is_paged => &[],
-        // With a causal mask the consumers spill.
-        ..=48 if config.block_m == 192 && problem.right_shift().is_none() => &[96],
-        49..=64 if config.block_m == 192 && problem.right_shift().is_none() => &[80],
+        // Three consumers take turns (docs/tuning/sm90-forward.md#turns).
+        ..=64 if config.block_m == 192 => &[96, 128],
         // Under a causal mask it was not faster (docs/tuning/choice.md).
         ..=48 if config.block_m == 256 && !tiles_differ(problem) => &[48, 80],
         ..=64 if config.block_m == 256 => &[48],

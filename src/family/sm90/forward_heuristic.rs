@@ -201,13 +201,14 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
     // Past head dim 192, shared memory has room for two Q slots only with few slots of K and V. Few
     // keys need few, and long keys lose more than the second Q slot gains.
     let is_plain = is_plain(problem);
+    let few = if tiles_differ(problem) { 256 } else { 144 };
     let (keys, stages) = match problem.head_dim.max(problem.head_dim_v) {
         // Two consumer warpgroups have the registers for blocks of 128 keys, which need fewer
         // barriers.
         dim @ ..=128 if block_mask.is_some_and(|mask| block_m == 128 && mask.block_k % 128 == 0) && !modifies => {
             (128, if dim <= 64 { [4, 4, 2] } else { [2, 2, 2] })
         }
-        193.. if block_m == 128 && problem.seqlen_k <= 144 && is_plain => match problem.seqlen_k {
+        193.. if block_m == 128 && problem.seqlen_k <= few && is_plain => match problem.seqlen_k {
             ..=80 => (80, [1, 1, 2]),
             _ => (48, [2, 2, 2]),
         },

@@ -78,6 +78,28 @@ fn most_of_long_head(tile: &ForwardTile, problem: &Problem) -> f64 {
     }
 }
 
+/// The time of a block over that without turns, where consumers issue their products in turns
+/// (templates/sm90/forward/turns.cuh). Fitted to an H100 (docs/tuning/sm90-forward.md#turns).
+fn of_turns(knobs: &ForwardKnobs, problem: &Problem) -> Option<f64> {
+    let features = &problem.features;
+    let is_packed = features.varlen.is_some() && features.paged.is_none();
+    let modifies = features.modifies_scores() || problem.dropout || problem.left_shift().is_some();
+    if modifies || is_packed || problem.batch_invariant || problem.key_format() != 0 || knobs.ctas_per_sm > 1 {
+        return None;
+    }
+    match (knobs.consumers(), problem.head_dim.max(problem.head_dim_v), tiles_differ(problem)) {
+        // Short blocks save what the barriers cost.
+        (2 | 3, ..=64, _) if knobs.block_n < 80 => Some(1.0),
+        (3, ..=48, _) => Some(1.0),
+        (2, ..=64, _) => Some(0.975),
+        (3, ..=64, _) => Some(0.93),
+        (4, ..=64, false) => Some(0.94),
+        (3, 65..=80, _) => Some(0.97),
+        (2, 65..=80, _) | (2, 81..=112, false) | (2, 113..=128, true) => Some(0.98),
+        _ => None,
+    }
+}
+
 /// The share by which 16-bit blocks of tiles of two consumers exceed the model, at head dims 65 to
 /// 96, without a mask, from 1,024 keys on. On an H100 they took 1.06 to 1.30 of the modelled time,
 /// over that of 192 x 80, in ten problems with 112 and 128 keys, and 1.07 to 1.16 in three with 64
@@ -235,6 +257,7 @@ struct ForwardTile {
     has_one_q_slot: bool,
     stores_apart: bool,
     has_one_v_slot: bool,
+    of_turns: Option<f64>,
     costs: &'static ForwardCosts,
 }
 
@@ -250,6 +273,7 @@ impl ForwardTile {
             has_one_q_slot: false,
             stores_apart: false,
             has_one_v_slot: false,
+            of_turns: None,
             costs,
         }
     }
@@ -263,6 +287,7 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
         has_one_q_slot: q_stages == 1,
         stores_apart: knobs.stores_apart(),
         has_one_v_slot: v_stages == 1,
+        of_turns: of_turns(knobs, problem),
         ..ForwardTile::plain(block_m, block_n, num_splits, problem, &COSTS)
     };
     let work = of_forward(&tile, problem, device)?;
@@ -346,12 +371,17 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let long_head =
         if block_m == 192 && !tile.has_one_q_slot && is_masked_and_long { LONG_MASKED_HEAD } else { LONG_HEAD };
     let of_long_head = (long_head * tiles_of_head as f64).min((costs.most_of_long_head)(tile, problem));
+    // Warpgroups that take turns do not slow down on long heads.
+    let of_head = if tile.of_turns.is_some() { 0.0 } else { of_long_head };
     let per_block = |ctas: f64| {
-        let turns = alone.powf(costs.shared_power) + (ctas * consumers * each).powf(costs.shared_power);
-        (1.0 + of_long_head + (costs.excess)(tile, problem))
+        let shared = alone.powf(costs.shared_power) + (ctas * consumers * each).powf(costs.shared_power);
+        (1.0 + of_head + (costs.excess)(tile, problem))
             * (1.0 + of_sharing(ctas, problem.head_dim))
-            * turns.powf(1.0 / costs.shared_power)
+            * shared.powf(1.0 / costs.shared_power)
     };
+    // The first block is done without turns, and so are those that some rows see with a mask.
+    let before_turns = 1.0 + if tiles_differ(problem) { (f64::from(tile.block_m) / block_n).ceil() } else { 0.0 };
+    let saved_by_turns = 1.0 - tile.of_turns.unwrap_or(1.0);
     // The first is of a tile in its slot, the second of one alone on an SM.
     let ctas = [f64::from(tile.ctas_per_sm), 1.0];
     let per_block = ctas.map(per_block);
@@ -390,8 +420,10 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     };
     let cycles = |nth: i64, splits: f64| {
         let (sum, most) = blocks_of_tile(nth, splits);
+        let in_turns = (most - before_turns).max(0.0);
         [0, 1].map(|at| {
-            let of_blocks = (alone * most).max(per_block[at] * sum / consumers);
+            let of_blocks =
+                (alone * most).max(per_block[at] * sum / consumers - saved_by_turns * per_block[at] * in_turns);
             let of_fill = costs.fill * alone * (most - 1.0).clamp(0.0, 1.0);
             let of_split = match splits > 1.0 {
                 true => of_split,
