@@ -101,7 +101,7 @@ def backward_configs(case):
             for group in (16, 0) if waves == 0 and case["seqlen_q"] >= 4096 else (16,):
                 yield dict(
                     block_m=block_m, block_n=block_n, direct_dq=direct_dq, num_stages=num_stages, kv_stages=kv_stages,
-                    group_mb=group, sink_softmax=0, v_regs=v_regs, split_waves=waves,
+                    group_mb=group, sink_softmax=0, v_regs=v_regs, split_waves=waves, splits_rest=0,
                 )  # fmt: skip
 
 

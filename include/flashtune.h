@@ -2149,8 +2149,9 @@ int32_t flashtune_backward_supported(struct flashtune_context *context,
  * The same as flashtune_forward_workspace_size for the backward pass. On either backend the size
  * is proportional to batch_size * num_heads_q * seqlen_q * head_dim. With cu_seqlens_q it is
  * proportional to (total_q + 128 * batch_size) * num_heads_q * head_dim. On a CUDA context with
- * fewer than 529 tiles of 128 keys over all key-value heads, the size also has room for partial
- * gradients: at most 540672 * (head_dim + head_dim_v) bytes, with each head dim rounded up to 16.
+ * fewer than 529 tiles of 128 keys over all key-value heads, or without a mask up to 1056, the
+ * size also has room for partial gradients: at most 540672 * (head_dim + head_dim_v) bytes, with
+ * each head dim rounded up to 16.
  */
 int32_t flashtune_backward_workspace_size(struct flashtune_context *context,
                                           const struct flashtune_backward_params *params,

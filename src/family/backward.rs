@@ -20,7 +20,7 @@ pub const SINKS: &str = "backward_sinks";
 pub fn around(problem: &Problem, main: KernelSpec) -> Vec<KernelSpec> {
     // The dQ accumulator's tiles have 16 columns each where it is transposed, else 8.
     let columns = if main.dq_transposed { problem.workspace_cols() } else { problem.head_dim };
-    let (may_split, direct_tiles) = (main.split_waves > 0, main.direct_tiles);
+    let (may_split, direct_tiles) = (main.split_waves > 0 || main.most_splits > 1, main.direct_tiles);
     let columns = if may_split { columns.max(KEY_COLS) } else { columns };
     let small = KernelSpec { is_main: false, direct_tiles, dq_transposed: main.dq_transposed, ..KernelSpec::MAIN };
     let delta = KernelSpec {
@@ -41,6 +41,8 @@ pub fn around(problem: &Problem, main: KernelSpec) -> Vec<KernelSpec> {
             (false, _) => Axis::Queries,
         },
         smem_bytes: tile_bytes(problem.dtype, CONVERT_ROWS, columns),
+        most_splits: main.most_splits,
+        split_rest: main.split_rest,
         ..small
     };
     let sinks = KernelSpec {

@@ -7,7 +7,7 @@
 
 use super::split_rest::SplitRest;
 use crate::config::{Config, Family};
-use crate::problem::Problem;
+use crate::problem::{Pass, Problem};
 
 /// One kernel of a pass, in launch order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,8 @@ pub struct KernelSpec {
 pub struct LaunchSplits {
     /// The splits of a tile, 1 where none is split.
     pub count: u32,
-    /// The rows of a head whose keys are split where only some are, else 0.
+    /// The rows of a head whose keys are split where only some are, backward its keys whose walk is
+    /// split, else 0.
     pub rows_of_head: i64,
 }
 
@@ -239,6 +240,7 @@ impl KernelSpec {
         let tiles = match self.schedule {
             Schedule::OneTile => match splits.rows_of_head {
                 0 => self.tiles(problem),
+                keys if problem.pass == Pass::Backward => self.tiles(&Problem { seqlen_k: keys, ..*problem }),
                 rows => self.tiles(&Problem { seqlen_q: rows, ..*problem }),
             },
             // Each tile once for each split.

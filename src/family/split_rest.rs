@@ -1,17 +1,19 @@
-//! The tiles of a forward launch that are split where the others are whole.
+//! The tiles of a launch that are split where the others are whole.
 //!
 //! Tiles that are alike run in whole waves, and those of a last wave that is not full are split. Of
-//! tiles that differ the longest are split, so that all SMs end at about the same time. The launch,
-//! the constraint and the model of time ask here, so that they agree. Nothing here knows a kernel;
-//! `QueryTiles` (templates/device/schedule/tile_order.cuh) has the order of such tiles.
+//! tiles that differ the longest are split, so that all SMs end at about the same time; backward
+//! such tiles are not served. The launch, the constraint and the model of time ask here, so that
+//! they agree. Nothing here knows a kernel; `QueryTiles` and `KeyTiles`
+//! (templates/device/schedule/tile_order.cuh) have the order of such tiles.
 
-use crate::problem::{Features, Problem};
+use crate::problem::{Features, Pass, Problem};
 
-/// A tile's query rows, and the CTAs of an SM.
+/// A tile's query rows, backward its keys; the CTAs of an SM, and the SMs that do a tile together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SplitRest {
     pub tile_rows: u32,
     pub ctas_per_sm: u32,
+    pub sms_of_tile: u32,
 }
 
 /// The tiles of a head, and how many of them are split.
@@ -30,7 +32,10 @@ impl SplitRest {
     /// order of tiles is not made for it, and where the workspace has no room for the states.
     pub fn tiles(&self, problem: &Problem, sm_count: u32, num_splits: u32) -> Option<RestTiles> {
         let is_served = problem.features == Features::NONE && !problem.batch_invariant && num_splits > 1;
-        let (rows, slots) = (i64::from(self.tile_rows), i64::from(sm_count * self.ctas_per_sm));
+        if problem.pass == Pass::Backward {
+            return self.tiles_of_keys(problem, sm_count, num_splits).filter(|_| is_served);
+        }
+        let (rows, slots) = (i64::from(self.tile_rows), i64::from(sm_count * self.ctas_per_sm / self.sms_of_tile));
         let heads = problem.batch_size * problem.num_heads_q;
         let all = (problem.seqlen_q + rows - 1) / rows;
         if !is_served || all < 2 || heads < 1 {
@@ -45,10 +50,26 @@ impl SplitRest {
         (0 < split && split < all && has_room).then_some(RestTiles { all, split })
     }
 
-    /// The rows of a head in split tiles: its first rows or, with a mask, its last ones. 0 where
-    /// `tiles` is None.
+    /// The same backward: the last tiles of each head are split. They are at least as many as those
+    /// past whole waves, and are alike.
+    fn tiles_of_keys(&self, problem: &Problem, sm_count: u32, num_splits: u32) -> Option<RestTiles> {
+        let (keys, slots) = (i64::from(self.tile_rows), i64::from(sm_count * self.ctas_per_sm / self.sms_of_tile));
+        let heads = problem.batch_size * problem.num_heads_kv;
+        let all = (problem.seqlen_k + keys - 1) / keys;
+        let is_served = problem.right_shift().is_none() && !problem.deterministic && heads > 0 && all * heads >= slots;
+        let split = if is_served { (all * heads % slots + heads - 1) / heads } else { 0 };
+        let split_keys = problem.seqlen_k - (all - split) * keys;
+        let has_room = i64::from(num_splits) * ((split_keys + 15) / 16 * 16) <= problem.keys_of_partials();
+        (0 < split && split < all && has_room).then_some(RestTiles { all, split })
+    }
+
+    /// The rows of a head in split tiles: its first rows or, with a mask, its last ones; backward
+    /// its last keys. 0 where `tiles` is None.
     pub fn rows(&self, problem: &Problem, sm_count: u32, num_splits: u32) -> i64 {
         let of = |tiles: RestTiles| match problem.right_shift() {
+            None if problem.pass == Pass::Backward => {
+                problem.seqlen_k - (tiles.all - tiles.split) * i64::from(self.tile_rows)
+            }
             None => tiles.split * i64::from(self.tile_rows),
             Some(_) => problem.seqlen_q - (tiles.all - tiles.split) * i64::from(self.tile_rows),
         };

@@ -111,6 +111,7 @@ pub struct KernelParams {
     /// (device/schedule/group_walk.cuh).
     pub num_splits: i32,
     /// The number of batch entries of k and v: pages, or those that cache_batch_idx names.
+    /// Backward, where only the last tiles of each head are split: their first key.
     pub num_pages: i32,
     /// Rows from one sequence to the next in q, k, v and out (backward: dout) of padded varlen
     /// tensors, as tensor maps count them (device/layout/tensor_map.cuh).
@@ -229,7 +230,12 @@ impl KernelParams {
         let p = &call.problem;
         let partial_o = call.workspace.wrapping_byte_add(p.partials_offset()).cast::<f32>();
         if p.pass == Pass::Backward && num_splits > 1 {
-            return KernelParams { partial_o, num_splits: num_splits as i32, ..self };
+            let first_split_key = match split {
+                SplitRows::OfHead(keys) => p.seqlen_k - keys,
+                SplitRows::All | SplitRows::Short(_) => 0,
+            };
+            let num_pages = first_split_key as i32;
+            return KernelParams { partial_o, num_splits: num_splits as i32, num_pages, ..self };
         }
         let (rows, workspace_rows) = match split {
             SplitRows::All => (p.query_rows(), 0),
@@ -256,7 +262,7 @@ pub enum SplitRows {
     All,
     /// So many packed rows of each short sequence of a mixed batch.
     Short(u32),
-    /// So many rows of each head (`family::split_rest`).
+    /// So many rows of each head, backward keys (`family::split_rest`).
     OfHead(i64),
 }
 

@@ -198,6 +198,7 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     let adds_splits = matches!(spec.axis, Axis::KeySlices | Axis::QueriesAndKeys);
     let may_split = spec.may_split || adds_splits || spec.most_splits > 1 || spec.split_waves > 0;
     values.insert("may_split".to_owned(), Value::Flag(may_split));
+    values.insert("splits_last".to_owned(), Value::Flag(spec.split_rest.is_some()));
     // Values of the launch. A template uses them, or asserts that they equal what its tiles need.
     for (name, value) in
         [("smem_bytes", spec.smem_bytes), ("threads", spec.threads), ("rows", spec.rows), ("most_rows", spec.most_rows)]

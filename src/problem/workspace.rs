@@ -257,6 +257,27 @@ impl Problem {
         (SPLIT_TILES / tiles).min(steps).clamp(1, MAX_QUERY_SPLITS)
     }
 
+    /// Keys of each head, counted once for each split, for whose partial gradients the workspace of
+    /// a backward pass has room: those of `max_splits` splits of all keys or, where the last tiles
+    /// of each head are split and others are whole (`family::split_rest`), those of `LAST_TILES`.
+    pub fn keys_of_partials(&self) -> i64 {
+        let of_all = match self.max_splits() {
+            1 => 0,
+            splits => splits * ((self.seqlen_k + 15) / 16 * 16),
+        };
+        let of_last = if self.may_split_last() { LAST_TILES / (self.batch_size * self.num_heads_kv) * 128 } else { 0 };
+        of_all.max(of_last)
+    }
+
+    /// Whether a backward config may split the last tiles of each head alone: tiles are alike, and
+    /// so few that the last wave counts.
+    fn may_split_last(&self) -> bool {
+        let is_plain = self.features == Features::NONE && !self.deterministic && !self.is_empty();
+        let is_served = self.dtype != Dtype::Fp32 && self.head_dim.max(self.head_dim_v) <= 256 && self.seqlen_k > 128;
+        let tiles = self.batch_size * self.num_heads_kv * ((self.seqlen_k + 127) / 128);
+        is_plain && is_served && self.seqlen_q > 0 && self.right_shift().is_none() && tiles <= SPLIT_TILES
+    }
+
     /// Whether the decode family is preferred, or the problem shares a record (`plan::key`) with
     /// one that prefers it. Decode splits the keys of such problems.
     fn has_rows_near_few(&self) -> bool {
@@ -271,8 +292,8 @@ impl Problem {
     /// tiles may be split have as many.
     /// Those of short sequences are at most `SPLITS_OF_ALL_SHORT` times `short_rows`: 2 MB at head
     /// dim 128 and groups of up to 16 heads.
-    /// Backward, each key of each split has an fp32 dK and dV, with keys and columns rounded up to
-    /// 16 (device/layout/partial_gradients.cuh).
+    /// Backward, each key of each split (`keys_of_partials`) has an fp32 dK and dV, with keys and
+    /// columns rounded up to 16 (device/layout/partial_gradients.cuh).
     fn partial_bytes(&self) -> usize {
         let splits = self.max_splits();
         if self.pass == Pass::Forward {
@@ -281,12 +302,9 @@ impl Problem {
             let states = if self.may_split_rest() { self.bytes_of_states(self.state_rows()) } else { 0 };
             return self.state_bytes(splits, self.query_rows()).max(short).max(states);
         }
-        if splits == 1 {
-            return 0;
-        }
         let cols = [self.head_dim, self.head_dim_v].map(|dim| (dim + WORKSPACE_COLS - 1) / WORKSPACE_COLS);
-        let keys = self.batch_size * ((self.seqlen_k + 15) / 16 * 16);
-        (splits * self.num_heads_kv * keys * (cols[0] + cols[1]) * WORKSPACE_COLS) as usize * 4
+        let keys = self.batch_size * self.keys_of_partials();
+        (self.num_heads_kv * keys * (cols[0] + cols[1]) * WORKSPACE_COLS) as usize * 4
     }
 
     /// Bytes of the partial states of so many rows in each split; 0 if there is only one.
@@ -360,6 +378,8 @@ pub const TRANSPOSED_V_KEYS: i64 = 256;
 
 /// The limit of splits times tiles of 128 keys in the backward pass: eight waves on 132 SMs.
 const SPLIT_TILES: i64 = 1056;
+/// Parts of the last tiles of all heads where others are whole: two for each SM of 132, twice.
+const LAST_TILES: i64 = 264;
 /// The most tiles that share a walk through the queries.
 const MAX_QUERY_SPLITS: i64 = 64;
 

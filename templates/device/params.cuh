@@ -148,6 +148,7 @@ struct KernelParams {
     // (device/schedule/group_walk.cuh).
     int num_splits;
     // The number of batch entries of k and v: pages, or those that cache_batch_idx names.
+    // Backward, where only the last tiles of each head are split: their first key.
     int num_pages;
     // Rows from one sequence to the next in q, k, v and out (backward: dout) of padded varlen
     // tensors, as tensor maps count them (device/layout/tensor_map.cuh).

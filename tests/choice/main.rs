@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// choices, 50 random ones (many heads, few heads, GQA, cross-attention, short sequences), fifteen
 /// that random shapes on an H100 and an H200 asked for, nine of backward passes whose heads have up
 /// to four tiles or whose walks alternate, eight with q, k and v in e4m3, prompts over k and v in
-/// e4m3, and eight whose choice took 1.04 to 1.32 of the fastest config's time.
+/// e4m3, eight whose choice took 1.04 to 1.32 of the fastest config's time, and four of pairs and
+/// of parts of a last wave.
 const SHAPES: &str = include_str!("shapes.txt");
 
 fn h200() -> Device {

@@ -30,6 +30,7 @@ fn build_split_backward(problem: &Problem, split_waves: u32) -> (Gpu, Executable
         ("sink_softmax", 0),
         ("v_regs", 0),
         ("split_waves", split_waves),
+        ("splits_rest", 0),
         ("direct_dq", 0),
     ];
     let (gpu, executable) = build_from_cache(problem, &Config::new(Family::Sm90, tile.into_iter().chain(flow)));

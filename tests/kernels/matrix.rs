@@ -185,7 +185,9 @@ impl Kernel {
     /// The kernels of a pass by their text; only the main kernel may spill.
     fn of(problem: &Problem, config: &Config, device: &Device, may_spill: u32) -> Vec<(String, Kernel)> {
         let rendered = render_pass(problem, config, device.arch);
-        let of_split = if config.get("split_waves").is_some_and(|waves| waves > 0) { SHARED_WALK_MAY_SPILL } else { 0 };
+        let is_some = |knob| config.get(knob).is_some_and(|value| value > 0);
+        let may_share = problem.pass == Pass::Backward && (is_some("split_waves") || is_some("splits_rest"));
+        let of_split = if may_share { SHARED_WALK_MAY_SPILL } else { 0 };
         let kernel = |spec: KernelSpec| Kernel {
             family: config.family,
             name: format!("{} {} {} {config}", device.arch, spec.template, Class::of(problem)),

@@ -218,6 +218,12 @@ fn sm_90_kernels_that_write_dq_are_right() {
 
 /// Two SMs: groups have one head each.
 #[test]
+fn sm_90_kernels_that_split_the_last_tiles_are_right() {
+    const TEST: &str = "tiny::gpu_is_right_backward_on_tiny_problems_whose_last_tiles_are_split";
+    is_right(&["--arch", "sm_90", "--sms", "4"], TEST);
+}
+
+#[test]
 fn sm_90_kernels_of_many_groups_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "2"], "tiny::gpu_is_right_backward_on_tiny_problems_of_many_groups");
 }

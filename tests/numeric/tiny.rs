@@ -300,8 +300,11 @@ fn gpu_is_right_backward_on_tiny_problems_of_few_keys() {
         let forward = prepared.forward(&subject, &subject.heuristic(&case, Pass::Forward));
         let config = subject.heuristic(&case, Pass::Backward);
         let few_keys = config.clone().with("block_n", 64).with("block_m", 64);
-        let all = [0, 1, 2, 3, 4].map(|tiles| [&config, &few_keys].map(|of| of.clone().with("direct_dq", tiles)));
-        let all = all.into_iter().flatten().map(|config| config.with("split_waves", 0)).collect::<Vec<_>>();
+        // A pair of CTAs for a tile, which from head dim 136 to 192 is a choice.
+        let pairs = config.clone().with("block_n", 128).with("num_stages", 1);
+        let kinds = [&config, &few_keys, &pairs];
+        let all = [0, 1, 2, 3, 4].map(|tiles| kinds.map(|of| of.clone().with("direct_dq", tiles)));
+        let all: BTreeSet<_> = all.into_iter().flatten().map(|config| config.with("split_waves", 0)).collect();
         let served = all.iter().filter(|config| family::check(&problem, config, subject.backend.device()).is_ok());
         for config in served.chain([&config]) {
             prepared.backward(&subject, &forward, config);
@@ -327,6 +330,33 @@ fn gpu_is_right_backward_on_tiny_problems_whose_pairs_of_tiles_share_walks() {
             prepared.backward(&subject, &forward, config);
         }
     }
+}
+
+/// Tiles past whole waves are split, and the others are whole. On few SMs a tiny problem has more
+/// than one wave.
+#[test]
+fn gpu_is_right_backward_on_tiny_problems_whose_last_tiles_are_split() {
+    let Some(subject) = Subject::gpu() else { return };
+    let device = subject.backend.device();
+    let mut split = BTreeSet::new();
+    for case in shapes::tiny_waves() {
+        let (prepared, problem) = (Prepared::new(&case), case.problem(Pass::Backward));
+        let forward = prepared.forward(&subject, &subject.heuristic(&case, Pass::Forward));
+        let config = subject.heuristic(&case, Pass::Backward).with("direct_dq", 0).with("split_waves", 0);
+        let pairs = config.clone().with("block_n", 128).with("num_stages", 1);
+        for config in [config, pairs] {
+            for parts in [2, 3] {
+                let config = config.clone().with("splits_rest", parts);
+                if family::check(&problem, &config, device).is_ok() {
+                    prepared.backward(&subject, &forward, &config);
+                    split.insert((case.head_dim, config.get("block_n"), parts));
+                }
+            }
+        }
+    }
+    let is_one_given = std::env::var_os("FLASHTUNE_TEST_CASE").is_some();
+    // The emulator test has four SMs.
+    assert!(split.len() > 4 || is_one_given || device.sm_count != 4 || device.arch != Arch::Sm(9, 0), "{split:?}");
 }
 
 #[test]

@@ -2,13 +2,18 @@
 //! arithmetic alone.
 
 use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS, registers};
+use crate::device::Device;
 use crate::family::knob::knobs;
 use crate::family::spec::WarpgroupRegisters;
+use crate::family::split_rest::{RestTiles, SplitRest};
 use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, boxes};
 use crate::problem::{Causal, Problem, Window};
 
 /// The values of `split_waves`.
 pub const SPLIT_WAVES: [u32; 9] = [0, 1, 2, 3, 4, 6, 8, 12, 16];
+
+/// The values of `splits_rest`.
+pub const SPLITS_REST: [u32; 6] = [0, 2, 3, 4, 6, 8];
 
 knobs! {
     pub struct BackwardKnobs of Sm90 {
@@ -21,6 +26,7 @@ knobs! {
         sink_softmax: "1: the compiler may sink the exponentials below the wait for dP" in [0, 1],
         v_regs: "dP's k16 steps that take V from registers" in [0, 2, 4],
         split_waves or 0: "waves of tiles up to which tiles share a walk through the queries, 0: none do" in SPLIT_WAVES,
+        splits_rest or 0: "tiles that share the walk of each tile past whole waves, where the others do whole ones; 0: all tiles are alike in this" in SPLITS_REST,
     }
 }
 
@@ -64,6 +70,10 @@ impl BackwardKernel {
     }
 }
 
+pub fn is_narrow(problem: &Problem) -> bool {
+    BackwardKernel::of(problem) == BackwardKernel::Narrow
+}
+
 /// The tiles of a head's keys if a CTA that does all of them may write dQ: every block of query
 /// rows meets the first one, and their number is known, so without varlen. None if it may not.
 ///
@@ -89,6 +99,9 @@ const MOST_CAUSAL: u64 = 4;
 /// Keys of a tile of the middle kernel past head dim 192.
 pub const FEW_KEYS: u32 = 64;
 
+/// Keys of a tile of the wide kernel.
+pub const PAIR_KEYS: u32 = 128;
+
 /// Rows of the least block: the first value of `block_m`.
 const LEAST_ROWS: i64 = 16;
 
@@ -103,8 +116,20 @@ impl BackwardKnobs {
     pub fn kernel(&self, problem: &Problem) -> BackwardKernel {
         match BackwardKernel::of(problem) {
             BackwardKernel::Wide if self.block_n <= FEW_KEYS => BackwardKernel::Middle,
+            BackwardKernel::Middle if self.block_n == PAIR_KEYS => BackwardKernel::Wide,
             kernel => kernel,
         }
+    }
+
+    /// Which tiles are split where others are whole.
+    pub fn split_rest(&self, problem: &Problem) -> Option<SplitRest> {
+        let sms_of_tile = if self.kernel(problem) == BackwardKernel::Wide { 2 } else { 1 };
+        (self.splits_rest > 0).then_some(SplitRest { tile_rows: self.block_n, ctas_per_sm: 1, sms_of_tile })
+    }
+
+    /// How many tiles those are; None where all are alike in this.
+    pub fn rest_tiles(&self, problem: &Problem, device: &Device) -> Option<RestTiles> {
+        self.split_rest(problem)?.tiles(problem, device.sm_count, self.splits_rest)
     }
 
     pub fn smem_bytes(&self, problem: &Problem) -> u32 {

@@ -78,7 +78,7 @@ impl ForwardKnobs {
 
     /// The tiles that are split where not all are.
     pub fn split_rest(&self) -> Option<SplitRest> {
-        let rest = SplitRest { tile_rows: self.block_m, ctas_per_sm: self.ctas_per_sm };
+        let rest = SplitRest { tile_rows: self.block_m, ctas_per_sm: self.ctas_per_sm, sms_of_tile: 1 };
         (self.splits_rest == 1).then_some(rest)
     }
 

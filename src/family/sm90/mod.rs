@@ -8,7 +8,9 @@
 //! the same of sm90fp8. Whatever would make a kernel wrong is asserted once more in the templates.
 
 mod backward;
+mod backward_alternatives;
 mod backward_geometry;
+mod backward_heuristic;
 mod backward_work;
 mod forward;
 mod forward_alternatives;

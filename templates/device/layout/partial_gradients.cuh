@@ -8,8 +8,8 @@
 // keys and 16 columns. A kernel whose gradients stand transposed computes dQ as it is, and the
 // other kernels compute dQ transposed (device/layout/dq_accum.cuh).
 //
-// Each sequence has rows of tiles for params.seqlen_k keys, rounded up to 16. Tiles past a
-// sequence's last key are not written.
+// Each sequence has rows of tiles for params.seqlen_k keys, rounded up to 16, or with kSplitsLast
+// for those of them that are split. Tiles past a sequence's last key are not written.
 
 #include "device/attention/sequence.cuh"
 #include "device/layout/dq_accum.cuh"
@@ -17,13 +17,16 @@
 constexpr int kGradientTileKeys = kDqTransposed ? 16 : 8, kGradientTileCols = 24 - kGradientTileKeys;
 constexpr int kDkTiles = (kHeadDim + kGradientTileCols - 1) / kGradientTileCols, kDvTiles = (kHeadDimV + kGradientTileCols - 1) / kGradientTileCols;
 
+// The first key of each head in a tile that is split.
+__device__ __forceinline__ int first_split_key(const KernelParams& params) { return kSplitsLast ? params.num_pages : 0; }
+
 // The tiles of a row of one split, from the key that begins the row.
 struct PartialGradients {
     float* const tiles;
     const bool has_keys;
 
     __device__ __forceinline__ PartialGradients(const KernelParams& params, const Sequence& sequence, int head, int split, int key)
-        : tiles(params.partial_o + (((first_key(params, sequence) + key) / kGradientTileKeys * params.num_heads_kv + head) * params.num_splits + split) * (kDkTiles + kDvTiles) * 128),
+        : tiles(params.partial_o + (((first_key(params, sequence) + key - first_split_key(params)) / kGradientTileKeys * params.num_heads_kv + head) * params.num_splits + split) * (kDkTiles + kDvTiles) * 128),
           has_keys(key < sequence.seqlen_k) {}
     // In a main kernel: of the split that a tile is.
     template <class Tile>
@@ -50,6 +53,6 @@ private:
     }
     // The number of the sequence's first key, a multiple of 16.
     static __device__ __forceinline__ int64 first_key(const KernelParams& params, const Sequence& sequence) {
-        return int64(sequence.batch) * ((params.seqlen_k + 15) / 16 * 16);
+        return int64(sequence.batch) * ((params.seqlen_k - first_split_key(params) + 15) / 16 * 16);
     }
 };

@@ -41,7 +41,7 @@ struct TileFeed {
     }
     // Whether a feed knows its second tile from the start: all tiles have one length.
     __device__ __forceinline__ bool knows_second() const {
-        if constexpr (!kDrawsEqual || kIsVarlen || kHasBlockMask) return false;
+        if constexpr (!kDrawsEqual || kIsVarlen || kHasBlockMask || Tiles::Order::kHasParts) return false;
         return !kTilesDiffer || tiles.order.tiles_per_head == splits_of_tile(params);
     }
     __device__ __forceinline__ uint32 draw() const {

@@ -24,7 +24,7 @@ struct Tile {
     // kAlternates, 1 if the walk begins with the first block. Else 0.
     int begin;
     // Which part of its rows' keys, or backward of its keys' walk, the tile does, 0 unless
-    // kMaySplit. Forward, -1 if it does all and others of its head do parts.
+    // kMaySplit. -1 if it does all and others of its head do parts.
     int split;
 };
 
@@ -44,6 +44,7 @@ constexpr bool kTilesDiffer = kIsCausal || kHasWindow || kIsVarlen || kHasBlockM
 
 // The tiles of `tile_rows` rows (or keys) of heads of one length, in the order in which they start.
 struct TileOrder {
+    static constexpr bool kHasParts = false;
     uint32 tiles_per_head, num_heads, feeds;
     uint32 group_heads, larger_groups;  // the first larger_groups groups have one more head
 
@@ -75,6 +76,22 @@ struct TileOrder {
         const uint32 waves_before = is_larger ? 0 : larger_groups * waves(group_heads + 1);
         const uint32 wave = waves_before + group * waves(heads) + min(within / feeds, waves(heads) - 1);
         return {within / heads, first + group * heads + within % heads, wave};
+    }
+};
+
+// The backward pass's tiles where the last ones of each head are split and the others are whole.
+// The whole ones of all heads come first, so that parts fill the last wave. Parts come head by
+// head.
+struct OrderWithParts : TileOrder {
+    static constexpr bool kHasParts = true;
+    uint32 parts_per_head;
+
+    __device__ __forceinline__ OrderWithParts(const TileOrder& whole, uint32 parts_per_head) : TileOrder(whole), parts_per_head(parts_per_head) {}
+    __device__ __forceinline__ uint32 tiles() const { return (tiles_per_head + parts_per_head) * num_heads; }
+    __device__ __forceinline__ Place at(uint32 index) const {
+        const uint32 whole = tiles_per_head * num_heads;
+        if (index < whole) return TileOrder::at(index);
+        return {tiles_per_head + (index - whole) % parts_per_head, (index - whole) / parts_per_head, 0};
     }
 };
 
@@ -117,6 +134,7 @@ struct PartOfTile {
 // no tiles: another kernel takes them. It may still run when this one starts.
 template <int kLeftRows>
 struct QueryTiles {
+    using Order = TileOrder;
     static constexpr bool kMayStartLate = kLeftRows > 0;
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
         const bool is_left = kLeftRows > 0 && sequence.seqlen_q <= kLeftRows / params.group_size;
@@ -181,6 +199,7 @@ struct QueryTiles {
 // kHeadByHead the tiles of a head that do the same part have consecutive indices.
 template <bool kLastFirst, bool kHeadByHead = false>
 struct KeyTiles {
+    using Order = TileOrder;
     static constexpr bool kMayStartLate = false;
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
         TileOrder order(sequence.seqlen_k, kBlockN, sequences * params.num_heads_kv,
@@ -207,10 +226,34 @@ struct KeyTiles {
     }
 };
 
+// The same where the last tiles of each head are split, those of keys from params.num_pages on, and
+// the others are whole.
+struct LastSplitTiles {
+    using Order = OrderWithParts;
+    static constexpr bool kMayStartLate = false;
+    static __device__ __forceinline__ Order order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
+        const int whole_keys = params.num_splits > 1 ? params.num_pages : sequence.seqlen_k;
+        const uint32 parts = uint32(sequence.seqlen_k - whole_keys + kBlockN - 1) / kBlockN * params.num_splits;
+        const float head_bytes = float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size);
+        return {TileOrder(whole_keys, kBlockN, sequences * params.num_heads_kv, head_bytes, feeds), parts};
+    }
+    static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_kv; }
+    static __device__ __forceinline__ Tile at(const Order& order, uint32 rank, int head, int batch, uint32, const KernelParams& params) {
+        const uint32 whole = order.tiles_per_head, part = rank - min(rank, whole), splits = params.num_splits;
+        const int key = int(min(rank, whole) + part / splits) * kBlockN;
+        const Sequence sequence(params, batch);
+        const BlockRange range = query_blocks<kBlockM>(key, min(kBlockN, sequence.seqlen_k - key), sequence);
+        const int steps = (range.end - range.begin) * params.group_size;
+        if (rank < whole) return {key, head, batch, steps, 0, -1};
+        const SplitSteps of_part(steps, part % splits, splits);
+        return {key, head, batch, of_part.end - of_part.begin, of_part.begin, int(part % splits)};
+    }
+};
+
 // All tiles of a launch by index. The second form is for varlen batches.
 template <typename Tiles, bool kOfItsOwn>
 struct TileList {
-    const TileOrder order;
+    const typename Tiles::Order order;
     __device__ __forceinline__ TileList(const KernelParams& params, uint32 feeds) : order(Tiles::order(params, Sequence(params, 0), params.batch_size, feeds)) {}
     __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) const {
         if (index >= order.tiles()) return {-1, 0, 0, 0, 0, 0};

@@ -34,7 +34,7 @@ template <int kTilesK, int kTilesV>
 __device__ __forceinline__ void store_gradients(const KernelParams& params, float (&acc_dk)[kTilesK][4], float (&acc_dv)[kTilesV][4],
                                                 const Sequence& sequence, const Tile& tile, int key, int col_k, int col_v, int lane) {
     const int head = tile.head;
-    if (kMaySplit && params.num_splits > 1) {
+    if (kMaySplit && params.num_splits > 1 && (!kSplitsLast || tile.split >= 0)) {
         // A warp's 16 keys are one row of tiles.
         const PartialGradients partial(params, sequence, tile, key - lane / 4);
         partial.store_dk(acc_dk, col_k / 8, lane);
@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_gradients(const KernelParams& params, floa
     scale_gradient(acc_dk, dk_scale);
     uint16* dv = static_cast<uint16*>(params.dv.data) + sequence.place_k(params, params.dv, head) + key * params.dv.stride_seqlen + col_v;
     uint16* dk = static_cast<uint16*>(params.dk.data) + sequence.place_k(params, params.dk, head) + key * params.dk.stride_seqlen + col_k;
-    if constexpr (kMaySplit) {
+    if constexpr (kMaySplit && !kSplitsLast) {
         store_pairs(dv, params.dv.stride_seqlen, acc_dv, sequence.seqlen_k - key, lane, kHeadDimV - col_v);
         store_pairs(dk, params.dk.stride_seqlen, acc_dk, sequence.seqlen_k - key, lane, kHeadDim - col_k);
         return;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void store_gradient(const KernelParams& params, const
                                                const Sequence& sequence, const Tile& tile, int key, int col, int cols, int lane) {
     scale_gradient(acc, factor);
     uint16* at = static_cast<uint16*>(to.data) + sequence.place_k(params, to, tile.head) + key * to.stride_seqlen + col;
-    if constexpr (kMaySplit) {
+    if constexpr (kMaySplit && !kSplitsLast) {
         store_pairs(at, to.stride_seqlen, acc, sequence.seqlen_k - key, lane, cols - col);
     } else {
         store_rows(at, to.stride_seqlen, acc, sequence.seqlen_k - key, lane, cols - col);
@@ -69,7 +69,7 @@ __device__ __forceinline__ void store_gradient(const KernelParams& params, const
 }
 template <int kTiles>
 __device__ __forceinline__ void store_dv(const KernelParams& params, float (&acc)[kTiles][4], const Sequence& sequence, const Tile& tile, int key, int col, int lane) {
-    if (kMaySplit && params.num_splits > 1) {
+    if (kMaySplit && params.num_splits > 1 && (!kSplitsLast || tile.split >= 0)) {
         PartialGradients(params, sequence, tile, key - lane / 4).store_dv(acc, col / 8, lane);
     } else {
         store_gradient(params, params.dv, kHasDropout ? params.dropout_keep_scale : 1.f, acc, sequence, tile, key, col, kHeadDimV, lane);
@@ -77,7 +77,7 @@ __device__ __forceinline__ void store_dv(const KernelParams& params, float (&acc
 }
 template <int kTiles>
 __device__ __forceinline__ void store_dk(const KernelParams& params, float (&acc)[kTiles][4], const Sequence& sequence, const Tile& tile, int key, int col, int lane) {
-    if (kMaySplit && params.num_splits > 1) {
+    if (kMaySplit && params.num_splits > 1 && (!kSplitsLast || tile.split >= 0)) {
         PartialGradients(params, sequence, tile, key - lane / 4).store_dk(acc, col / 8, lane);
     } else {
         const float factor = params.softmax_scale * (kHasDropout ? params.dropout_keep_scale : 1.f);

@@ -5,7 +5,8 @@
 // The kernel defines beforehand Shared, which says where slots and barriers lie, kCtas, the CTAs
 // that do a tile together, kQHasRing: Q has a ring of slots of its own, or shares dO's, and
 // kDirectTiles: so many tiles, 3 for any more, are all keys of a head and follow each other in a
-// CTA; or 0. This file knows nothing of what consumers compute.
+// CTA; or 0; and kSplitsLast: only the last tiles of each head are split. This file knows nothing
+// of what consumers compute.
 
 #include "device/layout/tensor_map.cuh"
 #include "device/schedule/dq_turns.cuh"
@@ -122,14 +123,16 @@ __device__ __forceinline__ void load_tile(const KernelParams& params, const Tens
 
 // The role of the producer thread: tiles in the order of its feed, passed on to the consumers and
 // loaded. The CTA of rank 0 feeds all CTAs of a tile; the other one takes the tile from its slot.
-// With kDrawsEqual it draws tiles of one length, too (device/schedule/tile_feed.cuh).
+// With kDrawsEqual it draws tiles of one length, too (device/schedule/tile_feed.cuh), and parts of
+// tiles beside whole ones always.
 template <bool kDrawsEqual = false, bool kLoadsKLast = false, class Memory, class RingKv, class RingQ, class RingDo>
 __device__ __forceinline__ void produce(const KernelParams& params, const TensorMaps& maps, const Memory& smem, uint32 rank, uint32* tile_counter,
                                         RingKv& ring_kv, RingQ& ring_q, RingDo& ring_do) {
     const bool feeds = kCtas == 1 || rank == 0;
     constexpr bool kByTicket = kIsDeterministic && kDirectTiles == 0, kWholeHeads = kDirectTiles > 1;
     if constexpr (kByTicket) wait_for_previous_kernel();  // it clears the tickets
-    TileFeed<KeyTiles<kByTicket, kWholeHeads>, kCtas, kByTicket, kWholeHeads, kDrawsEqual && !kWholeHeads> feed(params, !feeds ? nullptr : kByTicket ? ticket_counter(params) : tile_counter);
+    using Tiles = typename Either<kSplitsLast, LastSplitTiles, KeyTiles<kByTicket, kWholeHeads>>::Type;
+    TileFeed<Tiles, kCtas, kByTicket, kWholeHeads, (kDrawsEqual || kSplitsLast) && !kWholeHeads> feed(params, !feeds ? nullptr : kByTicket ? ticket_counter(params) : tile_counter);
     // One CTA's feed advances at the end of the loop, a pair's at its start: the other way around
     // either kernel spills more.
     const auto advance = [&] { if constexpr (kCtas == 1) feed.advance(); };

@@ -1,5 +1,6 @@
 //! The constraints, splits and heuristic of the backward pass.
 
+use super::super::backward_heuristic::*;
 use super::super::backward_work;
 use super::super::tests::{broken, h200, problem as of_pass};
 use super::*;
@@ -15,7 +16,7 @@ fn config(block_m: u32) -> Config {
     Config::new(
         Family::Sm90,
         tile.into_iter()
-            .chain(["sink_softmax", "v_regs", "split_waves", "direct_dq"].map(|knob| (knob, 0)))
+            .chain(["sink_softmax", "v_regs", "split_waves", "splits_rest", "direct_dq"].map(|knob| (knob, 0)))
             .chain([("group_mb", 16)]),
     )
 }
@@ -162,6 +163,54 @@ fn few_keys_past_head_dim_192_are_a_tile_of_64_or_pairs_that_write_dq() {
     }
 }
 
+/// On an H100 256 x 12 heads of 197 tokens at head dim 192 took 1,643 us in pairs, and 2,335 in
+/// tiles of 96 keys.
+#[test]
+fn pairs_write_dq_of_two_tiles_from_head_dim_136_on() {
+    let of = |seqlen, head_dim| of_shape((64, 12, 12, seqlen, seqlen, head_dim));
+    let pairs = |problem: &Problem| {
+        let offered = <BackwardKnobs as Space>::alternatives(problem, &h200()).into_iter();
+        let mut pairs = offered.filter(|knobs| knobs.kernel(problem) == BackwardKernel::Wide);
+        pairs.next().map(|knobs| (knobs.block_n, knobs.direct_dq, knobs.num_stages))
+    };
+    assert_eq!(pairs(&of(128, 192)), Some((128, 1, 1)));
+    assert_eq!([136, 192].map(|head_dim| pairs(&of(197, head_dim))), [Some((128, 2, 1)); 2]);
+    assert_eq!(pairs(&of(96, 192)), None, "one tile of 96 keys");
+    assert_eq!(pairs(&of(257, 192)), Some((128, 0, 1)));
+    assert_eq!(pairs(&of(1024, 192)), None);
+    let problem = of(197, 192);
+    let offered = <BackwardKnobs as Space>::alternatives(&problem, &h200()).into_iter();
+    let fastest = offered.min_by(|a, b| a.us(&problem, &h200()).total_cmp(&b.us(&problem, &h200()))).unwrap();
+    assert_eq!(fastest.kernel(&problem), BackwardKernel::Wide);
+}
+
+/// 160 tiles are a wave of 132 SMs and 28 more, one of each of 40 heads.
+#[test]
+fn tiles_past_whole_waves_are_split_and_others_whole() {
+    let problem = of_shape((2, 20, 20, 2304, 512, 128));
+    let rest = |splits_rest| BackwardKnobs { splits_rest, ..heuristic(&problem, &h200()).unwrap() };
+    let tiles = |problem: &Problem| rest(4).rest_tiles(problem, &h200()).map(|tiles| (tiles.all, tiles.split));
+    assert_eq!(tiles(&problem), Some((4, 1)));
+    assert_eq!(tiles(&Problem { seqlen_k: 1500, ..problem }), Some((12, 3)), "480 tiles are 84 more than 3 waves");
+    let config = |splits_rest| config(64).with("v_regs", 2).with("num_stages", 2).with("splits_rest", splits_rest);
+    assert_eq!(broken(&problem, &config(4)), None);
+    let shared = config(4).with("split_waves", 4);
+    assert_eq!(broken(&problem, &shared).as_deref(), Some("splits_rest"));
+    let cannot = [
+        Problem { causal: Causal::BottomRight, ..problem },
+        Problem { deterministic: true, ..problem },
+        Problem { batch_size: 1, ..problem },
+        Problem { seqlen_k: 128, batch_size: 8, ..problem },
+    ];
+    for problem in cannot {
+        assert_eq!(broken(&problem, &config(4)).as_deref(), Some("splits_rest"), "{problem:?}");
+    }
+    let (split, whole) = (rest(4), rest(0));
+    assert_eq!(split.num_splits(&problem, &h200()), 4);
+    assert_eq!(split.num_splits(&Problem { batch_size: 1, ..problem }, &h200()), 1, "a shorter one of the same key");
+    assert!(split.us(&problem, &h200()) < 0.9 * whole.us(&problem, &h200()));
+}
+
 #[test]
 fn three_tiles_of_few_keys_are_an_alternative_to_two_pairs() {
     let problem = Problem { batch_size: 4, num_heads_q: 10, num_heads_kv: 10, seqlen_q: 300, ..problem(256, 256) };
@@ -212,7 +261,8 @@ fn causal_splits_are_offered_in_groups_that_end_evenly_too() {
     let problem = Problem { causal: Causal::BottomRight, ..of_shape((2, 8, 4, 2752, 2752, 96)) };
     let groups_of = |problem: &Problem| {
         let offered = <BackwardKnobs as Space>::alternatives(problem, &h200()).into_iter();
-        let of_two = offered.filter(|knobs| knobs.block_m == 96 && knobs.num_splits(problem, &h200()) == 2);
+        let of_two = offered
+            .filter(|knobs| (knobs.block_m, knobs.splits_rest) == (96, 0) && knobs.num_splits(problem, &h200()) == 2);
         of_two.map(|knobs| backward_work::backward_groups(&knobs, problem, &h200()).count).collect::<Vec<_>>()
     };
     assert_eq!(groups_of(&problem), [3, 2, 1]);
@@ -304,7 +354,8 @@ fn three_boxes_of_columns_leave_room_for_48_keys_a_consumer() {
     let tile = |block_m, block_n| config(block_m).with("block_n", block_n);
     for dim in [136, 160, 192] {
         assert_eq!(broken(&problem(dim, dim), &tile(64, 96)), None, "{dim}");
-        assert_eq!(broken(&problem(dim, dim), &tile(64, 128)).as_deref(), Some("wgmma_m"), "{dim}");
+        assert_eq!(broken(&problem(dim, dim), &tile(64, 128)), None, "{dim}: a pair of CTAs");
+        assert_eq!(broken(&problem(dim, dim), &tile(64, 128).with("num_stages", 2)).as_deref(), Some("num_stages"));
         assert_eq!(broken(&problem(dim, dim), &tile(48, 96)).as_deref(), Some("wgmma_m"), "{dim}");
         let two_of_dout = tile(64, 96).with("num_stages", 2);
         assert_eq!(broken(&problem(dim, dim), &two_of_dout).as_deref(), Some("shared_memory"), "{dim}");

@@ -20,7 +20,7 @@ pub use four::{four_bits, random_four_bits, tiny_four_bits, tiny_widened_four_bi
 pub use tiles::{deterministic, long, long_deterministic, many_key_tiles, many_tiles};
 pub use tiny::{
     one, tiny, tiny_decode, tiny_few_keys, tiny_groups, tiny_mixed, tiny_pages, tiny_pairs_of_tiles, tiny_short,
-    tiny_splits,
+    tiny_splits, tiny_waves,
 };
 
 /// Head dims that models use, head dims between the widths of matrix instructions, and the smallest

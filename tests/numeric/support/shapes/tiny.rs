@@ -176,6 +176,8 @@ pub fn tiny_few_keys() -> Vec<Case> {
         of(Fp16, (271, 256), 128, BottomRight),
         of(Bf16, (80, 90), 192, Full),
         Case { dropout_p: 0.2, strides: Strides::Gaps, ..of(Fp16, (140, 130), 136, BottomRight) },
+        of(Fp16, (100, 130), 160, Full),
+        of(Bf16, (150, 197), 192, BottomRight),
         of(Bf16, (150, 60), 256, Full),
         Case { strides: Strides::Gaps, ..of(Fp16, (100, 100), 200, BottomRight) },
         Case { dropout_p: 0.2, num_heads_q: 4, num_heads_kv: 2, ..of(Bf16, (150, 250), 256, BottomRight) },
@@ -188,6 +190,21 @@ pub fn tiny_few_keys() -> Vec<Case> {
         // Three tiles of 64 keys add to dQ, or a pair of CTAs does two of 128.
         of(Bf16, (150, 154), 256, Full),
         Case { deterministic: true, ..of(Fp16, (130, 180), 216, BottomRight) },
+    ])
+}
+
+/// Backward: heads of several tiles that are alike, in more than one wave of four SMs.
+pub fn tiny_waves() -> Vec<Case> {
+    use Causal::None as Full;
+    use Dtype::{Bf16, Fp16};
+    let of = |dtype, lengths, head_dim| of(dtype, lengths, head_dim, Full);
+    unless_one_is_given(vec![
+        // The last tile of a head has no keys for the second consumer.
+        Case { num_heads_q: 3, num_heads_kv: 3, ..of(Bf16, (300, 300), 64) },
+        Case { strides: Strides::Gaps, num_heads_q: 6, num_heads_kv: 3, ..of(Fp16, (200, 380), 128) },
+        Case { batch_size: 3, strides: Strides::PackedQkv, ..of(Bf16, (290, 290), 96) },
+        Case { num_heads_q: 3, num_heads_kv: 3, ..of(Bf16, (200, 280), 192) },
+        Case { num_heads_q: 3, num_heads_kv: 3, ..of(Fp16, (150, 300), 256) },
     ])
 }
 
