@@ -38,6 +38,7 @@ pub const FLASHTUNE_OPTIONAL_DROPOUT: u64 = 8;
 /// - One query without a window, causal to the bottom right and without cu_seqlens_q and seqused_q,
 ///   is of the class without causal, unless it is batch_invariant.
 /// - Rounded: batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, window_left, window_right.
+///   So is whether sequences may differ in their numbers of queries (cu_seqlens_q, seqused_q).
 /// - Free: total_q, total_k, num_pages, the alignment of causal and the window, softmax_scale, the
 ///   values of dropout_p and softcap, seeds, all other strides, and all data.
 ///

@@ -28,23 +28,27 @@ const MOST_KEYS_OF_TWO: f64 = 0.72;
 const MOST_KEYS: f64 = 1.0;
 
 impl SplitRest {
-    /// The tiles of a head. None where no tile would stay whole or none would be split, where the
-    /// order of tiles is not made for it, and where the workspace has no room for the states.
+    /// The tiles of a head, where each sequence counts as the longest. None where no tile would
+    /// stay whole or none would be split, where the order of tiles is not made for it, and where
+    /// the workspace has no room for the states.
     pub fn tiles(&self, problem: &Problem, sm_count: u32, num_splits: u32) -> Option<RestTiles> {
-        let is_served = problem.features == Features::NONE && !problem.batch_invariant && num_splits > 1;
+        let is_served = !problem.batch_invariant && num_splits > 1;
         if problem.pass == Pass::Backward {
-            return self.tiles_of_keys(problem, sm_count, num_splits).filter(|_| is_served);
+            let has_features = problem.features != Features::NONE;
+            return self.tiles_of_keys(problem, sm_count, num_splits).filter(|_| is_served && !has_features);
         }
+        let is_served = is_served && problem.has_features_of_keys_alone();
         let (rows, slots) = (i64::from(self.tile_rows), i64::from(sm_count * self.ctas_per_sm / self.sms_of_tile));
         let heads = problem.batch_size * problem.num_heads_q;
         let all = (problem.seqlen_q + rows - 1) / rows;
         if !is_served || all < 2 || heads < 1 {
             return None;
         }
-        let split = match problem.right_shift() {
+        let of_longest = problem.of_longest();
+        let split = match of_longest.right_shift() {
             None if all * heads < slots => 0,
             None => (all * heads % slots + heads - 1) / heads,
-            Some(shift) => longest(problem, rows, shift, slots, num_splits),
+            Some(shift) => longest(&of_longest, rows, shift, slots, num_splits),
         };
         let has_room = i64::from(num_splits) * split * rows * heads <= problem.state_rows();
         (0 < split && split < all && has_room).then_some(RestTiles { all, split })

@@ -48,6 +48,7 @@ pub fn canonical(problem: &Problem) -> Canonical {
         let is_alike = rounded.validate().is_ok() && has_tiles_of_its_lengths(&rounded);
         return Canonical(if is_alike { rounded } else { with_any_alignment(problem) });
     }
+    let any = with_any_alignment(problem);
     let num_heads_kv = (bucket(problem.num_heads_q) / bucket(problem.group_size())).max(1);
     let rounded = Problem {
         batch_size: bucket(problem.batch_size),
@@ -55,7 +56,8 @@ pub fn canonical(problem: &Problem) -> Canonical {
         num_heads_kv,
         seqlen_q: bucket(problem.seqlen_q),
         seqlen_k: bucket(problem.seqlen_k),
-        ..with_any_alignment(problem)
+        features: Features { varlen: queries_of(problem), ..any.features },
+        ..any
     };
     // At the far end of the ranges a bucket may be too large to be a problem.
     Canonical(if rounded.validate().is_ok() { rounded } else { *problem })
@@ -99,6 +101,12 @@ fn of_any_batch(problem: &Problem) -> Problem {
     // Under a causal mask tiles differ where there are about as many keys as queries.
     let has_more_keys = bucket(problem.seqlen_k) >= 2 * seqlen_q && 2 * seqlen_q <= ANY_SEQLEN;
     Problem { batch_size, seqlen_q, seqlen_k: if has_more_keys { ANY_SEQLEN } else { seqlen_q }, ..any }
+}
+
+/// The lengths of a varlen batch. A choice depends on them only by whether sequences may differ in
+/// their numbers of queries.
+fn queries_of(problem: &Problem) -> Option<Varlen> {
+    problem.features.varlen.map(|_| Varlen { padded_q: problem.has_varlen_queries(), ..Varlen::default() })
 }
 
 /// The same problem for both alignments of the diagonal and for all totals of a varlen batch.

@@ -69,7 +69,7 @@ pub fn covering(
         let may_split_short = shapes.all.iter().any(|problem| problem.short_splits() > 1);
         let may_split = shapes.all.iter().any(|problem| problem.max_splits() > 1);
         let choose = |problem: &Canonical| {
-            let is_wanted = |config: &Config| !splits_tiles_over_pages(problem, config) && may_use(problem, config);
+            let is_wanted = |config: &Config| !splits_keys_of_device(problem, config) && may_use(problem, config);
             let forms = |Choice { config, .. }| {
                 let splittable = match config.family {
                     Family::Decode if may_split => Some(with_a_kernel_that_splits(&config)),
@@ -90,12 +90,13 @@ pub fn covering(
     Ok(covering)
 }
 
-/// Whether a config splits the keys of tiles over pages. Few shapes gain by it, and it takes two
+/// Whether a config splits the keys of tiles over pages or with lengths on the device. It takes two
 /// kernels that no other config shares, so ranges do without. Batch-invariant problems keep their
 /// own configs.
-fn splits_tiles_over_pages(problem: &Problem, config: &Config) -> bool {
+fn splits_keys_of_device(problem: &Problem, config: &Config) -> bool {
     let splits = config.get("num_splits").is_some_and(|splits| splits > 1);
-    problem.features.paged.is_some() && config.family != Family::Decode && splits && !problem.batch_invariant
+    let reads_lengths = problem.features.paged.is_some() || problem.features.varlen.is_some();
+    reads_lengths && config.family != Family::Decode && splits && !problem.batch_invariant
 }
 
 /// The config with the decode kernel that may split the keys of short sequences, if it has any.

@@ -252,6 +252,18 @@ impl Problem {
         self.features.varlen.is_some_and(|varlen| varlen.total_q.is_some() || varlen.padded_q)
     }
 
+    /// Whether keys in pages and their lengths on the device are the only features, so that all
+    /// sequences have equally many query tiles.
+    pub fn has_features_of_keys_alone(&self) -> bool {
+        let is_plain = Features { varlen: None, paged: None, ..self.features } == Features::NONE;
+        is_plain && !self.has_varlen_queries()
+    }
+
+    /// The problem whose every sequence is the longest, without pages.
+    pub fn of_longest(&self) -> Problem {
+        Problem { features: Features { varlen: None, paged: None, ..self.features }, ..*self }
+    }
+
     /// Whether a decode kernel may take the short sequences of a batch over pages.
     pub fn mixes_lengths(&self) -> bool {
         let Features { varlen, paged, block_mask, .. } = self.features;

@@ -170,7 +170,7 @@ impl Problem {
     /// Whether a config may split some tiles and leave others whole: more tiles than SMs, whose
     /// last wave counts, and more than one tile of a head.
     fn may_split_rest(&self) -> bool {
-        let is_plain = self.features == Features::NONE && !self.batch_invariant && !self.is_empty();
+        let is_plain = self.has_features_of_keys_alone() && !self.batch_invariant && !self.is_empty();
         let is_served =
             self.pass == Pass::Forward && is_plain && self.may_split_tiles() && self.seqlen_q > SMALLEST_TILE;
         let is_long = self.seqlen_k >= 2 * SPLIT_KEYS_OF_TILE && !(self.may_decode() && self.has_rows_near_few());

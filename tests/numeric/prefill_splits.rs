@@ -22,6 +22,9 @@ fn subject() -> Option<Subject> {
     is_served.then_some(subject)
 }
 
+/// Lengths of keys on the device.
+const LENGTHS: Sides = Sides { q: false, k: true };
+
 /// Eight splits of at least 256 keys at most. The last tiles of queries and keys are ragged.
 fn plain(dtype: Dtype, head_dim: i64) -> Case {
     Case { num_heads_q: 4, num_heads_kv: 2, seqlen_k: 2071, seed: 77, ..Case::plain(dtype, 333, head_dim) }
@@ -100,9 +103,12 @@ fn prefill_splits_agree_with_every_feature() {
             Extras { mask: Some(Spread::of("bqk")), mask_bits: true, window, ..none },
             Extras { cu_seqlens: Sides::BOTH, ..none },
             Extras { seqused: Sides::BOTH, window, sinks: true, ..none },
+            Extras { seqused: LENGTHS, ..none },
+            Extras { seqused: LENGTHS, page_size: Some(16), ..none },
+            Extras { seqused: LENGTHS, page_size: Some(5), window, ..none },
         ];
         let of = |causal, dropout_p, extras: Extras| {
-            let is_varlen = extras.cu_seqlens == Sides::BOTH || extras.seqused == Sides::BOTH;
+            let is_varlen = extras.cu_seqlens.k || extras.seqused.k;
             let batch_size = if is_varlen { 5 } else { 1 };
             Case { causal, dropout_p, batch_size, extras, ..plain(dtype, 64) }
         };
@@ -151,7 +157,7 @@ fn prefill_splits_of_a_config_give_way_to_a_short_problem() {
 
 /// Configs that split some tiles of a head and leave others whole, which need more tiles than the
 /// GPU has SMs. The last ones are ragged.
-fn agree_on_some_tiles(causal: Causal, head_dims: [i64; 3]) {
+fn agree_on_some_tiles(causal: Causal, head_dims: [i64; 3], extras: Extras) {
     let Some(subject) = subject() else { return };
     let device = subject.backend.device();
     // The workspace has room for the states of heads with 134 tiles of 64 rows or more.
@@ -159,7 +165,9 @@ fn agree_on_some_tiles(causal: Causal, head_dims: [i64; 3]) {
     let seqlen_k = if causal == Causal::None { 523 } else { seqlen_q };
     for head_dim in head_dims {
         let plain = Case::plain(Dtype::Bf16, seqlen_q, head_dim);
-        let case = Case { num_heads_q: 2, num_heads_kv: 1, seqlen_k, causal, ..plain };
+        // Sequences may have fewer keys than the host assumes.
+        let (batch_size, num_heads_q) = if extras.seqused.k { (2, 1) } else { (1, 2) };
+        let case = Case { batch_size, num_heads_q, num_heads_kv: 1, seqlen_k, causal, extras, ..plain };
         let problem = case.problem(Pass::Forward);
         let own = family::heuristics(&problem, device).into_iter().filter(|config| config.family == Family::Sm90);
         let of_rows = |config: Config| [64, 128, 256].map(|block_m| config.clone().with("block_m", block_m));
@@ -180,10 +188,24 @@ fn agree_on_some_tiles(causal: Causal, head_dims: [i64; 3]) {
 
 #[test]
 fn prefill_splits_of_the_last_tiles_agree() {
-    agree_on_some_tiles(Causal::None, [64, 96, 256]);
+    agree_on_some_tiles(Causal::None, [64, 96, 256], Extras::default());
 }
 
 #[test]
 fn prefill_splits_of_the_longest_tiles_agree() {
-    agree_on_some_tiles(Causal::BottomRight, [64, 128, 192]);
+    agree_on_some_tiles(Causal::BottomRight, [64, 128, 192], Extras::default());
+}
+
+#[test]
+fn prefill_splits_of_some_tiles_agree_with_lengths_on_the_device() {
+    let lengths = Extras { seqused: LENGTHS, ..Extras::default() };
+    agree_on_some_tiles(Causal::BottomRight, [64, 128, 256], lengths);
+    agree_on_some_tiles(Causal::None, [64, 128, 192], lengths);
+}
+
+#[test]
+fn prefill_splits_of_some_tiles_agree_over_pages() {
+    let pages = |page_size| Extras { seqused: LENGTHS, page_size: Some(page_size), ..Extras::default() };
+    agree_on_some_tiles(Causal::BottomRight, [64, 128, 256], pages(16));
+    agree_on_some_tiles(Causal::None, [48, 128, 192], pages(64));
 }

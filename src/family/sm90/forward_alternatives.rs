@@ -8,16 +8,17 @@ use crate::family::space::Space;
 use crate::family::split_rest::RestTiles;
 use crate::problem::{Features, Problem};
 
-/// The heuristic's config with every number of rows and with blocks of other numbers of keys and,
-/// without pages, each of these with its keys split, and tiles of 64 rows for short sequences. Over
-/// pages, blocks of 128 keys are the only others, and tiles of 64 rows alone are split.
-/// Other features than pages take registers, so problems with any keep to the tiles of the
-/// heuristic and of records. A batch-invariant problem has only the heuristic's config with every
-/// number of rows. Each also comes with its keys split into runs of segments.
+/// The heuristic's config with every number of rows and with blocks of other numbers of keys, each
+/// of these with its keys split and, of dense problems, tiles of 64 rows for short sequences. Over
+/// pages and with lengths on the device, blocks of 128 keys are the only others. If sequences may
+/// differ in their numbers of queries, tiles of 64 rows alone are split.
+/// Other features than pages and lengths take registers, so problems with any keep to the tiles of
+/// the heuristic and of records. A batch-invariant problem has only the heuristic's config with
+/// every number of rows. Each also comes with its keys split into runs of segments.
 pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let Features { varlen, paged, .. } = problem.features;
     let is_plain = Features { varlen: None, paged: None, ..problem.features } == Features::NONE;
-    if !is_plain || varlen.is_some() && paged.is_none() {
+    if !is_plain || paged.is_none() && problem.has_varlen_queries() {
         return Vec::new();
     }
     let (rows, ..) = tile_of_full_device(problem);
@@ -40,9 +41,13 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let mut configs: Vec<_> = heights.filter_map(|block_m| of_rows(problem, device, block_m)).collect();
     let others: Vec<_> = configs.iter().flat_map(|config| other_blocks(config, problem, device)).collect();
     configs.extend(others);
-    if paged.is_some() {
-        configs
-            .extend(of_rows(problem, device, 64).into_iter().flat_map(|config| split_keys(&config, problem, device)));
+    if paged.is_some() || varlen.is_some() {
+        configs.extend(of_four_consumers(problem, device));
+        let tall = if problem.has_varlen_queries() { &[][..] } else { &configs[..] };
+        let lowest = of_rows(problem, device, 64).filter(|config| !tall.contains(config));
+        let split = tall.iter().chain(&lowest).flat_map(|config| split_keys(config, problem, device));
+        let split: Vec<_> = split.collect();
+        configs.extend(split);
         return configs;
     }
     configs.extend(of_sharing_ctas(problem, device));
@@ -152,6 +157,17 @@ fn of_stored_apart(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
     Some(config).filter(|config| config.stores_apart() && config.fits(problem, device))
 }
 
+/// Tiles of 256 rows over pages and with lengths on the device, up to head dim 64. Their consumers
+/// have no registers for the 64 keys of a dense block.
+fn of_four_consumers(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
+    let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
+    if problem.dropout || !is_narrow || common_box_rows(48, problem) % 16 != 0 {
+        return None;
+    }
+    let config = with_blocks(&of_rows(problem, device, 256)?, 48, [6, 6, 2], problem);
+    Some(config).filter(|config| config.fits(problem, device))
+}
+
 /// Tiles of 256 rows with one Q slot. The model prefers them for long heads, as an H200's tuner
 /// did: two Q slots took 1.12 to 1.2 times as long there (docs/tuning/choice.md).
 fn of_one_q_slot(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
@@ -178,7 +194,7 @@ fn split_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<
 /// tiles are alike, the parts of those past whole waves make up one wave, or two.
 fn split_rest(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let of = |num_splits: u32| ForwardKnobs { num_splits, splits_rest: 1, tma_store: 0, ..*config };
-    if tiles_differ(problem) {
+    if tiles_differ(&problem.of_longest()) {
         // CTAs that share an SM took up to 1.16 of the time of the choice before, on an H100
         // (docs/tuning/sm90-forward.md#some-tiles-split).
         return if config.ctas_per_sm == 1 { vec![of(2), of(3)] } else { Vec::new() };
@@ -208,12 +224,12 @@ fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Ve
     if problem.dropout {
         return Vec::new();
     }
-    let is_paged = problem.features.paged.is_some();
+    let reads_lengths = problem.features.paged.is_some() || problem.features.varlen.is_some();
     // Past head dim 128 two blocks of 64 keys are in flight, which long keys feel.
     let blocks: &[u32] = match problem.head_dim.max(problem.head_dim_v) {
         // In boxes of at least 16 rows, as blocks of 96 keys are (`of_rows`).
-        65..=128 if is_paged && config.block_m == 128 && common_box_rows(128, problem) % 16 == 0 => &[128],
-        _ if is_paged => &[],
+        65..=128 if reads_lengths && config.block_m == 128 && common_box_rows(128, problem) % 16 == 0 => &[128],
+        _ if reads_lengths => &[],
         // Three consumers take turns (docs/tuning/sm90-forward.md#turns).
         ..=64 if config.block_m == 192 => &[96, 128],
         // Under a causal mask it was not faster (docs/tuning/choice.md).

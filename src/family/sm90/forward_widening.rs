@@ -59,7 +59,12 @@ pub fn widening(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
         beside_factors(config, problem).into_iter().find(|config| config.fits(problem, device))
     };
     let first = heuristics.filter_map(of_problem).next()?;
-    let others = forward_alternatives::of(&widened, device).into_iter().filter_map(of_problem);
+    // Over pages and with lengths on the device, others were not timed with widened keys.
+    let is_dense = widened.of_longest() == widened;
+    let is_timed = |config: &ForwardKnobs| {
+        is_dense || config.block_m == WARPGROUP_ROWS || config.num_splits == 1 && config.block_m <= rows
+    };
+    let others = forward_alternatives::of(&widened, device).into_iter().filter(is_timed).filter_map(of_problem);
     let fastest = others.min_by(|a, b| us(a, problem, device).total_cmp(&us(b, problem, device)));
     Some(fastest.filter(|config| gains(config, &first, problem, device)).unwrap_or(first))
 }

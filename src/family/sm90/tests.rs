@@ -332,7 +332,9 @@ fn keys_in_pages_have_the_work_of_as_many_contiguous_keys() {
     let paged = work(&Problem { features, ..dense }, &config, &h200());
     assert!(paged.is_some() && paged == work(&dense, &config, &h200()));
     let contiguous = Features { paged: None, ..features };
-    assert_eq!(work(&Problem { features: contiguous, ..dense }, &config, &h200()), None);
+    assert_eq!(work(&Problem { features: contiguous, ..dense }, &config, &h200()), paged);
+    let packed = Features { varlen: Some(Varlen { total_q: Some(512), ..Varlen::default() }), ..contiguous };
+    assert_eq!(work(&Problem { features: packed, ..dense }, &config, &h200()), None);
 }
 
 #[test]

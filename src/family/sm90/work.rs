@@ -347,7 +347,7 @@ fn with_transposed_v(work: Work, problem: &Problem) -> Work {
 /// The tiles of a forward pass, as many times as the keys have splits. None where lengths or lists
 /// decide.
 fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<Work> {
-    let (sq, sk) = lengths(problem)?;
+    let (sq, sk) = lengths_of_queries(problem)?;
     // Every sequence of a varlen problem has the diagonal of the longest, as far as the host knows.
     let problem = &of_longest(problem);
     let (block_m, block_n) = (i64::from(tile.block_m), f64::from(tile.block_n));
@@ -497,6 +497,11 @@ pub fn lengths(problem: &Problem) -> Option<(i64, i64)> {
     let features = &problem.features;
     let are_known = (features.varlen.is_none() || features.paged.is_some()) && features.block_mask.is_none();
     are_known.then_some((problem.seqlen_q.max(1), problem.seqlen_k.max(1)))
+}
+
+/// The same forward, where lengths of keys on the device count as the longest without pages, too.
+fn lengths_of_queries(problem: &Problem) -> Option<(i64, i64)> {
+    if problem.has_features_of_keys_alone() { lengths(&problem.of_longest()) } else { lengths(problem) }
 }
 
 /// Bytes of a row of Q and one of O, or of K and one of V.
