@@ -199,6 +199,12 @@ __device__ __forceinline__ void finish_only(MergedRow (&rows)[2], float (&o)[kTi
     for (int i = 0; i < kTiles * 4; ++i) o[i / 4][i % 4] = as_merged(o[i / 4][i % 4]);
 }
 
+// A piece of a group's O, merged into that of the groups before.
+__device__ __forceinline__ float4 added_piece(const MergedRow (&rows)[2], const float4& merged, const float4& of_group) {
+    return make_float4(rows[0].added(merged.x, of_group.x), rows[0].added(merged.y, of_group.y),
+                       rows[1].added(merged.z, of_group.z), rows[1].added(merged.w, of_group.w));
+}
+
 // The merged O of a lane's two rows. kInMemory: it lies in the thread's local memory, where
 // registers have no room for it beside the segment's.
 template <int kTiles, bool kInMemory>
@@ -241,6 +247,21 @@ struct MergedOutput {
         const float* const at = place();
         #pragma unroll
         for (int i = 0; i < kTiles * 4; ++i) o[i / 4][i % 4] = rows[i % 4 / 2].added(at[i], o[i / 4][i % 4]);
+    }
+    // The same where `rows` has merged the segment's rows, with `zero` added to each element.
+    __device__ __forceinline__ void finish_plus(const MergedRow (&rows)[2], float (&o)[kTiles][4], float zero) {
+        const float* const at = place();
+        #pragma unroll
+        for (int i = 0; i < kTiles * 4; ++i) o[i / 4][i % 4] = __fadd_rn(rows[i % 4 / 2].added(at[i], o[i / 4][i % 4]), zero);
+    }
+    // Merges this group into the groups before. The result takes this group's place.
+    __device__ __forceinline__ void merge_into(const MergedRow (&rows)[2], const float4* groups) {
+        float* const at = place();
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            const float4 all = added_piece(rows, groups[n], make_float4(at[4 * n], at[4 * n + 1], at[4 * n + 2], at[4 * n + 3]));
+            at[4 * n] = all.x, at[4 * n + 1] = all.y, at[4 * n + 2] = all.z, at[4 * n + 3] = all.w;
+        }
     }
 };
 
@@ -290,6 +311,38 @@ struct PiecesOfMergedOutput {
             for (int i = 0; i < 4; ++i) o[n][i] = rows[i / 2].added(merged[i], o[n][i]);
         }
     }
+    __device__ __forceinline__ void finish_plus(const MergedRow (&rows)[2], float (&o)[kTiles][4], float zero) const {
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            float merged[4];
+            load(merged, n);
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) o[n][i] = __fadd_rn(rows[i / 2].added(merged[i], o[n][i]), zero);
+        }
+    }
+    // As MergedOutput::merge_into, in a loop that is not unrolled. An unrolled one took registers,
+    // and every tile spilled for it (docs/tuning/batch-invariant.md#ends-of-tiles-with-groups).
+    __device__ __forceinline__ void merge_into(const MergedRow (&rows)[2], const float4* groups) const {
+        constexpr int kInFlight = 4;
+        #pragma unroll 1
+        for (int first = 0; first < kTiles; first += kInFlight) {
+            float own[kInFlight][4];
+            float4 before[kInFlight];
+            #pragma unroll
+            for (int i = 0; i < kInFlight; ++i) {
+                if (kTiles % kInFlight != 0 && first + i >= kTiles) continue;
+                load(own[i], first + i);
+                before[i] = groups[first + i];
+            }
+            #pragma unroll
+            for (int i = 0; i < kInFlight; ++i) {
+                if (kTiles % kInFlight != 0 && first + i >= kTiles) continue;
+                const float4 all = added_piece(rows, before[i], make_float4(own[i][0], own[i][1], own[i][2], own[i][3]));
+                const float piece[4] = {all.x, all.y, all.z, all.w};
+                store(piece, first + i);
+            }
+        }
+    }
 
 private:
     __device__ __forceinline__ void load(float (&piece)[4], int n) const {
@@ -317,6 +370,8 @@ struct MergedGroups {
 
     __device__ __forceinline__ void reset() { in_memory(rows) = make_float4(-infinity(), -1.f, -infinity(), -1.f); }
 
+    // Whether a group has ended.
+    __device__ __forceinline__ bool has_any() { return in_memory(rows).y >= 0.f; }
     // Takes the next group's state.
     __device__ __forceinline__ void add(const MergedRow (&of_group)[2], const float (&o_of_group)[kTiles][4]) {
         MergedRow merged[2];
@@ -348,6 +403,16 @@ struct MergedGroups {
             const float4 all = added(merged, piece, o_of_group[n]);
             o_of_group[n][0] = all.x, o_of_group[n][1] = all.y, o_of_group[n][2] = all.z, o_of_group[n][3] = all.w;
         }
+    }
+    // The same in memory, where there are groups: the state of all takes the last one's place.
+    template <class MergedO>
+    __device__ __forceinline__ void finish_in_memory(MergedRow (&of_group)[2], MergedO& o_of_group) {
+        MergedRow merged[2];
+        load(merged);
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) merged[r].add(of_group[r].reference, of_group[r].sum);
+        o_of_group.merge_into(merged, &in_memory(o[0]));
+        of_group[0] = merged[0], of_group[1] = merged[1];
     }
     // The state of the groups that have ended, which may be none.
     __device__ __forceinline__ void take(MergedRow (&merged)[2], float (&all)[kTiles][4]) {
@@ -391,17 +456,14 @@ struct SegmentMerge {
     }
     // Merges a segment whose first block is `first_block`. With `ends_group` its O is not kept.
     __device__ __forceinline__ void add(float (&of_segment)[kTiles][4], const SegmentRows& segment, int first_block, bool ends_group) {
+        MergedRow rows[2];
         if (ends_group) {
-            MergedRow rows[2];
             finish_group(rows, of_segment, segment);
             groups.add(rows, of_segment);
             is_first = true;
             return;
         }
-        MergedRow rows[2];
-        load(rows);
-        if (is_first) o.begin(rows, of_segment, segment);
-        else o.add(rows, of_segment, segment);
+        merge(rows, of_segment, segment);
         is_first = false;
         in_memory(kept) = make_float4(rows[0].reference, rows[0].sum, rows[1].reference, rows[1].sum);
     }
@@ -411,13 +473,35 @@ struct SegmentMerge {
         if (is_first) finish_only(rows, of_segment, segment);
         else o.finish(rows, of_segment, segment);
     }
-    // Merges a tile's last segment: its O becomes the merged O.
+    // Merges a tile's last segment: its O becomes the merged O. Few tiles have several groups. For
+    // these the merge of the last segment and that of the groups are in memory, and what follows
+    // takes the result as it is. Other tiles merge their group with nothing: a zero becomes
+    // positive.
     __device__ __forceinline__ void finish(MergedRow (&rows)[2], float (&of_segment)[kTiles][4], const SegmentRows& segment) {
-        finish_group(rows, of_segment, segment);
-        groups.finish(rows, of_segment);
+        const bool has_groups = groups.has_any();
+        if (is_first && !has_groups) return finish_only(rows, of_segment, segment);
+        if (has_groups) {
+            merge(rows, of_segment, segment);
+            groups.finish_in_memory(rows, o);
+            // An element x becomes x * 1 + -0 * 0 + -0, which has the bits of x.
+            #pragma unroll
+            for (int i = 0; i < kTiles * 4; ++i) of_segment[i / 4][i % 4] = -0.f;
+            #pragma unroll
+            for (int r = 0; r < 2; ++r) rows[r].old_factor = 1.f, rows[r].new_factor = 0.f;
+        } else {
+            load(rows);
+            add_rows(rows, segment);
+        }
+        o.finish_plus(rows, of_segment, has_groups ? -0.f : 0.f);
     }
 
 private:
+    // Merges a segment into the current group's state.
+    __device__ __forceinline__ void merge(MergedRow (&rows)[2], const float (&of_segment)[kTiles][4], const SegmentRows& segment) {
+        load(rows);
+        if (is_first) o.begin(rows, of_segment, segment);
+        else o.add(rows, of_segment, segment);
+    }
     __device__ __forceinline__ void load(MergedRow (&rows)[2]) {
         if (is_first) return;
         const float4 state = in_memory(kept);

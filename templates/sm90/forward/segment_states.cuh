@@ -62,11 +62,11 @@ struct RunMerge {
             return;
         }
         MergedRow of_run[2];
-        if (sees_keys) merged.finish_group(of_run, o, rows);
         if (begins_group(tile.split)) {
-            merged.groups.finish(of_run, o);
+            if (sees_keys) merged.finish(of_run, o, rows);
             store_rows(o, of_run, tile, tile.split);
         } else {
+            if (sees_keys) merged.finish_group(of_run, o, rows);
             store_rows(o, of_run, tile, tile.split);
             if (!leaves_two_states(tile.split, last_segment(tile))) return;
             MergedRow of_groups[2];
