@@ -168,7 +168,7 @@ fn a_pack_has_the_kernels_that_every_gpu_with_shipped_records_chooses() {
         )
     };
     // On each of these the two GPUs choose kernels of their own.
-    let problems = [problem(8, 2048, "none"), problem(2, 8192, "bottom-right")].join("\n");
+    let problems = [problem(16, 512, "none"), problem(2, 8192, "bottom-right")].join("\n");
     let Some(pack) = packed(folder.path(), &problems, &["--sm-count", "78"]) else { return };
     let opened = Pack::open(&pack).unwrap();
     let manifest = opened.manifest();
@@ -202,7 +202,9 @@ fn a_pack_has_the_kernels_that_every_gpu_with_shipped_records_chooses() {
         listed.contains("configs are for NVIDIA H200 (132 SMs), NVIDIA H100 80GB HBM3 (132 SMs), NVIDIA H200 (78 SMs)"),
         "{listed}"
     );
-    assert!(listed.contains(" on NVIDIA H100 80GB HBM3 (132 SMs): sm90 "), "{listed}");
+    // A GPU of fewer SMs may share the choice of one of them.
+    assert!(listed.contains(" on NVIDIA H200 (132 SMs): sm90 "), "{listed}");
+    assert!(listed.contains(" on NVIDIA H100 80GB HBM3 (132 SMs)"), "{listed}");
 }
 
 #[test]
