@@ -14,9 +14,9 @@ failed=0
 # completes that copy; the backward pass reads LSE and delta after such copies. Where teams of warps
 # have met at named barriers, it also misses a later __syncthreads: it then reports reads before
 # against writes after it, although the machine code has BAR.SYNC 0x0 between them. And it does not
-# know that a __syncwarp orders the reads of all lanes before the mbarrier arrival of one lane. It
-# reports the slots by which a producer passes its fifth tile, and likewise a kernel of its own with
-# such a ring of slots alone. It reports nothing where all lanes of that kernel arrive.
+# know that a __syncwarp orders the reads of all lanes before the mbarrier arrival of one lane. So
+# it reports the slots of tiles once a producer reuses one, from the fifth tile on. A test kernel
+# with nothing but such a ring of slots had the same report, and none if all lanes arrive.
 for tool in "memcheck" "racecheck --check-bulk-copy no"; do
     parts="plain features decode eight-bits e4m3"
     [ "$tool" = memcheck ] && parts="$parts decode-teams few-heads"

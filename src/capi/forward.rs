@@ -55,11 +55,11 @@ pub unsafe extern "C" fn flashtune_forward_supported(
 /// - Few queries: seqlen_q * num_heads_q / num_heads_kv is at most 96, or at most 192 with seqlen_q
 ///   up to 19. In addition, seqlen_k is at least 128, or batch_invariant is 1.
 /// - Few query tiles: batch_size * num_heads_q * ceil(seqlen_q / 64) is at most 320, or at most
-///   2112 without any feature, and seqlen_k is at least 512. The size is then at most 163840 *
-///   (head_dim_v + 5) bytes. With head dims up to 64 and seqlen_k at least 8192, the product is at
-///   most 864, or 2112 without any feature, and the size is at most 442368 * (head_dim_v + 5)
-///   bytes. With batch_invariant, the product is at most 288, seqlen_k is above 1024, and there is
-///   no feature but pages, cu_seqlens_k and seqused_k. The size is then at most 524288 *
+///   2112 with no feature but pages, cu_seqlens_k and seqused_k, and seqlen_k is at least 512. The
+///   size is then at most 163840 * (head_dim_v + 5) bytes. With head dims up to 64 and seqlen_k at
+///   least 8192, the product is at most 864, or 2112 with no feature but these, and the size is at
+///   most 442368 * (head_dim_v + 5) bytes. With batch_invariant, the product is at most 288,
+///   seqlen_k is above 1024, and there is no feature but these. The size is then at most 524288 *
 ///   (head_dim_v + 5) bytes.
 /// - Short sequences over pages, with cu_seqlens_q or seqused_q: batch_size * num_heads_kv is at
 ///   most 132, num_heads_q / num_heads_kv at most 64, and seqlen_k at least 512. With up to 16

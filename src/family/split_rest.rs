@@ -1,9 +1,9 @@
 //! The tiles of a launch that are split where the others are whole.
 //!
-//! Tiles that are alike run in whole waves, and those of a last wave that is not full are split. Of
-//! tiles that differ the longest are split, so that all SMs end at about the same time; backward
-//! such tiles are not served. The launch, the constraint and the model of time ask here, so that
-//! they agree. Nothing here knows a kernel; `QueryTiles` and `KeyTiles`
+//! Tiles that are alike run in whole waves. If the last wave is not full, its tiles are split. If
+//! tiles differ, the longest ones are split, so that all SMs end at about the same time. The
+//! backward pass splits only tiles that are alike. The launch, the constraint and the model of time
+//! ask here, so that they agree. Nothing here knows a kernel: `QueryTiles` and `LastSplitTiles`
 //! (templates/device/schedule/tile_order.cuh) have the order of such tiles.
 
 use crate::problem::{Features, Pass, Problem};

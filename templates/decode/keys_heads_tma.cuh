@@ -7,7 +7,8 @@
 // Each warp arrives at `empty` when it has read the rows of its head. The warps of a team load
 // blocks in rotation: the warp that loads a block waits until the others have read the block that
 // it overwrites. So a warp does not wait for the slowest one in each block. With more than two
-// stages it does so behind the scores of the block after, when the others have mostly read it.
+// stages the warp loads after the scores of the next block, when the others have mostly read the
+// block that it overwrites.
 //
 // Where the rows of heads lie apart, or a CTA has heads that do not exist, each warp copies the
 // rows of its own head by cp.async.

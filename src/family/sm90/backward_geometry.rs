@@ -19,7 +19,7 @@ knobs! {
     pub struct BackwardKnobs of Sm90 {
         block_m: "query rows of a block" in [16, 32, 48, 64, 80, 96, 112, 128],
         block_n: "keys of a tile" in [64, 96, 128],
-        direct_dq or 0: "tiles of keys that a head has and one CTA does, or past head dim 192 a pair, which writes dQ; 0: any, which add to dQ in fp32" in [0, 1, 2, 3, 4],
+        direct_dq or 0: "tiles of keys that a head has and one CTA does, or past head dim 128 a pair, which writes dQ; 0: any, which add to dQ in fp32" in [0, 1, 2, 3, 4],
         num_stages: "blocks of Q and dO in flight; past head dim 128 of dO alone" in [1, 2, 3],
         kv_stages: "tiles of K and V in flight" in [1, 2],
         group_mb: "MB of Q, dO and fp32 dQ in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
@@ -34,7 +34,8 @@ knobs! {
 pub const CONSUMERS: u32 = 2;
 
 /// The kernel of a problem, by the larger head dim, which says how many registers dK and dV need.
-/// Past head dim 192 tiles of 64 keys are the middle kernel's (`BackwardKnobs::kernel`).
+/// Past head dim 192, tiles of 64 keys are the middle kernel's. From 136 to 192, tiles of 128 keys
+/// are the wide kernel's (`BackwardKnobs::kernel`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackwardKernel {
     /// Up to 128: a warpgroup holds 64 keys.

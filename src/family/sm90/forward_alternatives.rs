@@ -8,10 +8,11 @@ use crate::family::space::Space;
 use crate::family::split_rest::RestTiles;
 use crate::problem::{Features, Problem};
 
-/// The heuristic's config with every number of rows and with blocks of other numbers of keys, each
-/// of these with its keys split and, of dense problems, tiles of 64 rows for short sequences. Over
-/// pages and with lengths on the device, blocks of 128 keys are the only others. If sequences may
-/// differ in their numbers of queries, tiles of 64 rows alone are split.
+/// The heuristic's config with every number of rows and with blocks of other numbers of keys. Each
+/// of these also comes with its keys split. Dense problems of short sequences have further tiles of
+/// 64 rows. Over pages and with lengths on the device, the only other blocks are those of
+/// 128 x 128 at head dims 65 to 128 and of 256 x 48 up to 64. If sequences may differ in their
+/// numbers of queries, only tiles of 64 rows are split.
 /// Other features than pages and lengths take registers, so problems with any keep to the tiles of
 /// the heuristic and of records. A batch-invariant problem has only the heuristic's config with
 /// every number of rows. Each also comes with its keys split into runs of segments.

@@ -473,10 +473,9 @@ struct SegmentMerge {
         if (is_first) finish_only(rows, of_segment, segment);
         else o.finish(rows, of_segment, segment);
     }
-    // Merges a tile's last segment: its O becomes the merged O. Few tiles have several groups. For
-    // these the merge of the last segment and that of the groups are in memory, and what follows
-    // takes the result as it is. Other tiles merge their group with nothing: a zero becomes
-    // positive.
+    // Merges a tile's last segment: its O becomes the merged O. Few tiles have several groups.
+    // These merge the last segment and the groups in memory, and finish_plus then returns the bits
+    // that lie there. Other tiles have one group, whose merge with no other one turns -0 into +0.
     __device__ __forceinline__ void finish(MergedRow (&rows)[2], float (&of_segment)[kTiles][4], const SegmentRows& segment) {
         const bool has_groups = groups.has_any();
         if (is_first && !has_groups) return finish_only(rows, of_segment, segment);

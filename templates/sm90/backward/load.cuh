@@ -123,8 +123,8 @@ __device__ __forceinline__ void load_tile(const KernelParams& params, const Tens
 
 // The role of the producer thread: tiles in the order of its feed, passed on to the consumers and
 // loaded. The CTA of rank 0 feeds all CTAs of a tile; the other one takes the tile from its slot.
-// With kDrawsEqual it draws tiles of one length, too (device/schedule/tile_feed.cuh), and parts of
-// tiles beside whole ones always.
+// With kDrawsEqual it draws tiles of one length, too (device/schedule/tile_feed.cuh). With
+// kSplitsLast it always draws.
 template <bool kDrawsEqual = false, bool kLoadsKLast = false, class Memory, class RingKv, class RingQ, class RingDo>
 __device__ __forceinline__ void produce(const KernelParams& params, const TensorMaps& maps, const Memory& smem, uint32 rank, uint32* tile_counter,
                                         RingKv& ring_kv, RingQ& ring_q, RingDo& ring_do) {

@@ -6,7 +6,8 @@
 #include "sm90/forward/tile_rows.cuh"
 
 // Where turns pay, by times of an H100 (docs/tuning/sm90-forward.md#turns). With dropout, modified
-// scores and packed sequences they did not. Over keys of 8 bits they were not timed.
+// scores and packed sequences they did not. With a window, a block mask, batch_invariant, keys of 8
+// bits and several CTAs on an SM they were not timed.
 constexpr bool kIsTimedWithTurns = kKeyFormat == 0 && !kReadsWidened && !kHasBlockMask && !kHasWindow && !kIsBatchInvariant && !kHasDropout &&
                                    !kModifiesScores && (!kIsVarlen || kPageSize > 0) && kCtasPerSm == 1;
 constexpr int kWiderDim = kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV;
@@ -16,8 +17,9 @@ constexpr bool kTakesTurns =
                           kConsumers == 2 && (kWiderDim <= 80 || (kWiderDim <= 112 ? !kTilesDiffer : kWiderDim <= 128 && kTilesDiffer)));
 using Turns = ConsumerTurns<kConsumers, kTakesTurns>;
 
-// The blocks [begin, end) of a tile that are done in turns. The first warpgroup's rows see fewest
-// keys. Its first block is none of them, since that is multiplied under the tile before.
+// The blocks [begin, end) of a tile that are done in turns. The first warpgroup's rows see the
+// fewest keys, so a block that they see without a mask needs none in any row. The first block that
+// this warpgroup does is not done in turns, since it is multiplied under the tile before.
 struct TurnBlocks {
     int begin, end;
     static __device__ __forceinline__ TurnBlocks of(const Tile& tile, const Sequence& sequence) {
