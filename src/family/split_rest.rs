@@ -32,13 +32,11 @@ impl SplitRest {
     /// stay whole or none would be split, where the order of tiles is not made for it, and where
     /// the workspace has no room for the states.
     pub fn tiles(&self, problem: &Problem, sm_count: u32, num_splits: u32) -> Option<RestTiles> {
-        let is_served = !problem.batch_invariant && num_splits > 1;
         if problem.pass == Pass::Backward {
-            let has_features = problem.features != Features::NONE;
-            return self.tiles_of_keys(problem, sm_count, num_splits).filter(|_| is_served && !has_features);
+            return self.tiles_of_keys(problem, sm_count, num_splits);
         }
-        let is_served = is_served && problem.has_features_of_keys_alone();
-        let (rows, slots) = (i64::from(self.tile_rows), i64::from(sm_count * self.ctas_per_sm / self.sms_of_tile));
+        let is_served = problem.has_features_of_keys_alone() && !problem.batch_invariant && num_splits > 1;
+        let (rows, slots) = (i64::from(self.tile_rows), self.slots(sm_count));
         let heads = problem.batch_size * problem.num_heads_q;
         let all = (problem.seqlen_q + rows - 1) / rows;
         if !is_served || all < 2 || heads < 1 {
@@ -57,14 +55,20 @@ impl SplitRest {
     /// The same backward: the last tiles of each head are split. They are at least as many as those
     /// past whole waves, and are alike.
     fn tiles_of_keys(&self, problem: &Problem, sm_count: u32, num_splits: u32) -> Option<RestTiles> {
-        let (keys, slots) = (i64::from(self.tile_rows), i64::from(sm_count * self.ctas_per_sm / self.sms_of_tile));
+        let (keys, slots) = (i64::from(self.tile_rows), self.slots(sm_count));
         let heads = problem.batch_size * problem.num_heads_kv;
         let all = (problem.seqlen_k + keys - 1) / keys;
-        let is_served = problem.right_shift().is_none() && !problem.deterministic && heads > 0 && all * heads >= slots;
+        let is_plain = problem.features == Features::NONE && !problem.deterministic && num_splits > 1;
+        let is_served = is_plain && problem.right_shift().is_none() && heads > 0 && all * heads >= slots;
         let split = if is_served { (all * heads % slots + heads - 1) / heads } else { 0 };
         let split_keys = problem.seqlen_k - (all - split) * keys;
         let has_room = i64::from(num_splits) * ((split_keys + 15) / 16 * 16) <= problem.keys_of_partials();
         (0 < split && split < all && has_room).then_some(RestTiles { all, split })
+    }
+
+    /// The tiles that run at a time.
+    fn slots(&self, sm_count: u32) -> i64 {
+        i64::from(sm_count * self.ctas_per_sm / self.sms_of_tile).max(1)
     }
 
     /// The rows of a head in split tiles: its first rows or, with a mask, its last ones; backward

@@ -111,7 +111,6 @@ pub struct KernelParams {
     /// (device/schedule/group_walk.cuh).
     pub num_splits: i32,
     /// The number of batch entries of k and v: pages, or those that cache_batch_idx names.
-    /// Backward, where only the last tiles of each head are split: their first key.
     pub num_pages: i32,
     /// Rows from one sequence to the next in q, k, v and out (backward: dout) of padded varlen
     /// tensors, as tensor maps count them (device/layout/tensor_map.cuh).
@@ -124,9 +123,11 @@ pub struct KernelParams {
     /// first key (kHasKeyStarts). Each may be NULL.
     pub cache_batch_idx: *const i32,
     pub leftpad_k: *const i32,
+    /// Backward, where only the last tiles of each head are split (kSplitsLast): their first key.
+    pub first_split_key: i32,
 }
 
-pub const KERNEL_PARAMS_BYTES: usize = 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16 + 80 + 16;
+pub const KERNEL_PARAMS_BYTES: usize = 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16 + 80 + 16 + 8;
 const _: () = assert!(size_of::<KernelParams>() == KERNEL_PARAMS_BYTES);
 
 impl KernelParams {
@@ -221,21 +222,22 @@ impl KernelParams {
             block_lists: features.block_lists,
             cache_batch_idx: features.cache_batch_idx,
             leftpad_k: features.leftpad_k,
+            first_split_key: 0,
         }
     }
 
     /// With this many splits, at most as many as the workspace has room for (`KernelSpec`). Their
-    /// partial results lie in the call's workspace: forward, states of these rows.
+    /// partial results lie in the call's workspace: forward the states of these rows, backward the
+    /// gradients of these keys.
     pub fn with_splits(self, call: &Call, num_splits: u32, split: SplitRows) -> Self {
         let p = &call.problem;
         let partial_o = call.workspace.wrapping_byte_add(p.partials_offset()).cast::<f32>();
         if p.pass == Pass::Backward && num_splits > 1 {
             let first_split_key = match split {
-                SplitRows::OfHead(keys) => p.seqlen_k - keys,
+                SplitRows::OfHead(keys) => (p.seqlen_k - keys) as i32,
                 SplitRows::All | SplitRows::Short(_) => 0,
             };
-            let num_pages = first_split_key as i32;
-            return KernelParams { partial_o, num_splits: num_splits as i32, num_pages, ..self };
+            return KernelParams { partial_o, num_splits: num_splits as i32, first_split_key, ..self };
         }
         let (rows, workspace_rows) = match split {
             SplitRows::All => (p.query_rows(), 0),
@@ -256,7 +258,8 @@ impl KernelParams {
     }
 }
 
-/// The query rows of a forward pass whose keys are split.
+/// The query rows of a forward pass whose keys are split, or the keys of a backward pass whose walk
+/// through the queries is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitRows {
     All,

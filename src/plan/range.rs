@@ -145,8 +145,12 @@ impl Range {
                 let lengths = few.chain(tiles(least.seqlen_q, largest.seqlen_q, 64));
                 lengths.map(|seqlen_q| (seqlen_q, largest.seqlen_k)).collect()
             }
+            // One query needs no causal mask, and tiles without a mask may be split where others
+            // are not.
             Pass::Backward => {
-                tiles(least.seqlen_k, largest.seqlen_k, 128).map(|seqlen_k| (largest.seqlen_q, seqlen_k)).collect()
+                let queries = [largest.seqlen_q].into_iter().chain((least.seqlen_q == 1).then_some(1));
+                let keys = |seqlen_q| tiles(least.seqlen_k, largest.seqlen_k, 128).map(move |keys| (seqlen_q, keys));
+                queries.flat_map(keys).collect()
             }
         };
         let batch_sizes = from_least(least.batch_size, largest.batch_size, MOST_SPLIT_TILES / largest.num_heads_kv);
@@ -161,7 +165,7 @@ impl Range {
                 // More than the sequences hold only if the range itself says so.
                 *total = (batch_size * seqlen_q).min(MAX_SEQLEN).max(*total);
             }
-            bytes(&problem)
+            bytes(&problem).max(bytes(&problem.without_idle_causal()))
         });
         needed.max().unwrap_or(0)
     }

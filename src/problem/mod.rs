@@ -259,9 +259,10 @@ impl Problem {
         is_plain && !self.has_varlen_queries()
     }
 
-    /// The problem whose every sequence is the longest, without pages.
+    /// The problem whose every sequence is the longest, without pages, and whose block mask lists
+    /// all blocks.
     pub fn of_longest(&self) -> Problem {
-        Problem { features: Features { varlen: None, paged: None, ..self.features }, ..*self }
+        Problem { features: Features { varlen: None, paged: None, block_mask: None, ..self.features }, ..*self }
     }
 
     /// Whether a decode kernel may take the short sequences of a batch over pages.

@@ -11,7 +11,7 @@ use std::ops::RangeInclusive;
 impl Problem {
     /// Bytes of workspace that any config of any backend may use. The backward pass keeps delta,
     /// the fp32 dQ accumulator with `workspace_rows` rows, if deterministic the turn counters, and
-    /// the partial dK and dV of at most `max_splits` splits. The forward pass keeps the partial
+    /// the partial dK and dV of `keys_of_partials` keys. The forward pass keeps the partial
     /// states of at most `max_splits` splits, or of at most `max_short_splits` splits of the short
     /// sequences of a mixed batch: no config splits both. V transposed or 8-bit K and V widened to
     /// 16 bits follow them. The size depends on the problem alone, so callers may compute it once
@@ -275,7 +275,9 @@ impl Problem {
         let is_plain = self.features == Features::NONE && !self.deterministic && !self.is_empty();
         let is_served = self.dtype != Dtype::Fp32 && self.head_dim.max(self.head_dim_v) <= 256 && self.seqlen_k > 128;
         let tiles = self.batch_size * self.num_heads_kv * ((self.seqlen_k + 127) / 128);
-        is_plain && is_served && self.seqlen_q > 0 && self.right_shift().is_none() && tiles <= SPLIT_TILES
+        let fills_a_wave = (FEWEST_TILES_OF_WAVE..=SPLIT_TILES).contains(&tiles);
+        let has_walks = self.group_size() * ((self.seqlen_q + 127) / 128) > 1;
+        is_plain && is_served && has_walks && self.right_shift().is_none() && fills_a_wave
     }
 
     /// Whether the decode family is preferred, or the problem shares a record (`plan::key`) with
@@ -378,8 +380,10 @@ pub const TRANSPOSED_V_KEYS: i64 = 256;
 
 /// The limit of splits times tiles of 128 keys in the backward pass: eight waves on 132 SMs.
 const SPLIT_TILES: i64 = 1056;
-/// Parts of the last tiles of all heads where others are whole: two for each SM of 132, twice.
+/// Parts of the last tiles of all heads where others are whole: two waves on 132 SMs.
 const LAST_TILES: i64 = 264;
+/// Tiles of 128 keys of one wave of pairs of CTAs on the smallest Hopper GPU, an H20 of 78 SMs.
+const FEWEST_TILES_OF_WAVE: i64 = 39;
 /// The most tiles that share a walk through the queries.
 const MAX_QUERY_SPLITS: i64 = 64;
 

@@ -148,7 +148,6 @@ struct KernelParams {
     // (device/schedule/group_walk.cuh).
     int num_splits;
     // The number of batch entries of k and v: pages, or those that cache_batch_idx names.
-    // Backward, where only the last tiles of each head are split: their first key.
     int num_pages;
     // Rows from one sequence to the next in q, k, v and out (backward: dout) of padded varlen
     // tensors, as tensor maps count them (device/layout/tensor_map.cuh).
@@ -161,5 +160,7 @@ struct KernelParams {
     // first key (kHasKeyStarts). Each may be NULL.
     const int* cache_batch_idx;
     const int* leftpad_k;
+    // Backward, where only the last tiles of each head are split (kSplitsLast): their first key.
+    int first_split_key;
 };
-static_assert(sizeof(KernelParams) == 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16 + 80 + 16, "KernelParams differs from src/kernel/params.rs");
+static_assert(sizeof(KernelParams) == 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16 + 80 + 16 + 8, "KernelParams differs from src/kernel/params.rs");

@@ -187,7 +187,8 @@ fn kernel_params_have_the_same_offsets_in_rust_and_cuda() {
         map_rows_o,
         block_lists,
         cache_batch_idx,
-        leftpad_k
+        leftpad_k,
+        first_split_key
     );
     // Without headers NVRTC has neither offsetof nor __builtin_offsetof; its front end turns them
     // into this expression.

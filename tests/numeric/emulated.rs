@@ -216,13 +216,13 @@ fn sm_90_kernels_that_write_dq_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "2"], "tiny::gpu_is_right_backward_on_tiny_problems_of_few_keys");
 }
 
-/// Two SMs: groups have one head each.
 #[test]
 fn sm_90_kernels_that_split_the_last_tiles_are_right() {
     const TEST: &str = "tiny::gpu_is_right_backward_on_tiny_problems_whose_last_tiles_are_split";
     is_right(&["--arch", "sm_90", "--sms", "4"], TEST);
 }
 
+/// Two SMs: groups have one head each.
 #[test]
 fn sm_90_kernels_of_many_groups_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "2"], "tiny::gpu_is_right_backward_on_tiny_problems_of_many_groups");
@@ -266,6 +266,7 @@ fn runs_of_segments_have_the_same_bits_in_each_family() {
 
 #[test]
 fn listed_keys_have_the_same_bits_in_both_families() {
+    is_right(&["--arch", "sm_90", "--sms", "2"], "same_bits::a_query_of_nan_changes_no_other_row_on_a_gpu");
     is_right(&["--arch", "sm_90"], "same_bits::listed_keys_have_the_same_bits_in_both_families_on_a_gpu");
 }
 

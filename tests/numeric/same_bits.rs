@@ -313,6 +313,26 @@ fn runs_of_groups_have_the_same_bits_in_each_family_on_a_gpu() {
     cases.iter().for_each(|case| check_groups(&subject, case));
 }
 
+/// With more than one group of segments.
+#[test]
+fn a_query_of_nan_changes_no_other_row_on_a_gpu() {
+    let Some(subject) = Subject::gpu() else { return };
+    let case = of_groups(Dtype::Bf16, 64, 2, 150, 4500);
+    let data = Data::random(&case);
+    let mut with_nan = data.clone();
+    let (row, head_dim) = (2, case.head_dim as usize);
+    with_nan.q[row * 2 * head_dim] = f32::NAN;
+    let results = of_each_family(&subject, &case, &data).into_iter().zip(of_each_family(&subject, &case, &with_nan));
+    for (expected, found) in results {
+        let other_head = |bits: &[u32]| bits[head_dim..2 * head_dim].to_vec();
+        assert_eq!(other_head(&found[row]), other_head(&expected[row]));
+        assert!(f32::from_bits(found[row][0]).is_nan());
+        for other in (0..expected.len()).filter(|other| *other != row) {
+            assert!(found[other] == expected[other], "row {other}: {case}");
+        }
+    }
+}
+
 fn of_groups(dtype: Dtype, head_dim: i64, num_heads_q: i64, seqlen_q: i64, seqlen_k: i64) -> Case {
     let extras = Extras { batch_invariant: true, ..Extras::default() };
     let num_heads_kv = if num_heads_q % 2 == 0 { 2 } else { 1 };

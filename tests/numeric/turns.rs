@@ -1,6 +1,5 @@
 //! Forward tiles of sm90 whose consumer warpgroups issue products in turns: tiles without rows for
-//! some warpgroups, rows that see none of a tile's keys, split keys, packed sequences and few
-//! blocks. A warpgroup that takes too few turns would make the others wait for ever.
+//! some warpgroups, rows that see none of a tile's keys, split keys, pages and few blocks. A warpgroup that takes too few turns would make the others wait for ever.
 
 use crate::support::case::Case;
 use crate::support::check::Prepared;
@@ -28,7 +27,9 @@ fn configs(subject: &Subject, case: &Case) -> Vec<Config> {
 fn gpu_is_right_where_consumers_take_turns() {
     let Some(subject) = Subject::gpu() else { return };
     let none = Extras::default();
+    // Kernels of packed sequences take no turns.
     let packed = Extras { cu_seqlens: Sides::BOTH, ..none };
+    let in_pages = Extras { page_size: Some(16), seqused: Sides { q: false, k: true }, ..none };
     let mut tried = 0;
     for (dtype, head_dim, [seqlen_q, seqlen_k], causal, extras, batch_size) in [
         (Dtype::Bf16, 64, [450, 700], Causal::None, none, 1),
@@ -37,6 +38,7 @@ fn gpu_is_right_where_consumers_take_turns() {
         (Dtype::Fp16, 64, [300, 600], Causal::TopLeft, none, 1),
         (Dtype::Fp16, 56, [200, 64], Causal::None, none, 2),
         (Dtype::Bf16, 64, [300, 520], Causal::BottomRight, packed, 5),
+        (Dtype::Bf16, 64, [300, 520], Causal::BottomRight, in_pages, 2),
     ] {
         let plain = Case { num_heads_q: 2, num_heads_kv: 1, ..Case::plain(dtype, seqlen_q, head_dim) };
         let case = Case { seqlen_k, batch_size, causal, extras, seed: 5, ..plain };

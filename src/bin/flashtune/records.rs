@@ -113,13 +113,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
             model_error::run(&read(&texts)?, json)
         }
         Command::ChoiceError { no_records, arch, gpu, candidates, files } => {
-            let device = match &gpu {
-                Some(name) => Device::named(arch, name),
-                None => Device::typical(arch),
+            let (device, wanted) = match &gpu {
+                Some(name) => (Device::named(arch, name), format!("GPU {name} of {arch}")),
+                None => (Device::typical(arch), format!("GPU of {arch}")),
             };
-            let unknown =
-                || Failure::Failed(format!("no GPU {} of {arch} is known", gpu.as_deref().unwrap_or_default()));
-            let device = device.ok_or_else(unknown)?;
+            let device = device.ok_or_else(|| Failure::Failed(format!("no {wanted} is known")))?;
             let mut timed = Vec::new();
             for (path, text) in texts(&files)? {
                 let of_file: Vec<choice_error::Timed> =

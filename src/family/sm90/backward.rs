@@ -4,12 +4,12 @@
 //! (`templates/sm90_backward_middle.cu.tera`), and beyond a half of the columns of 64 keys
 //! (`templates/sm90_backward_wide.cu.tera`).
 
-use super::backward_geometry::{BackwardKernel, BackwardKnobs, direct_tiles, half_cols, is_narrow};
+use super::backward_geometry::{BackwardKernel, BackwardKnobs, PAIR_KEYS, direct_tiles, half_cols, is_narrow};
 use super::backward_heuristic::{
     group_mb, has_few_alike_rows, heuristic, overflows_l2, unsplit_group_mb, wants_groups,
 };
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
-use super::{backward_alternatives, backward_work, work};
+use super::{backward_alternatives, backward_work};
 use crate::device::Device;
 use crate::family::backward;
 use crate::family::knob::{Constraint, Knob};
@@ -169,7 +169,7 @@ impl Space for BackwardKnobs {
 
     fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
         match knob.name {
-            "direct_dq" => match (BackwardKernel::of(problem), direct_tiles(problem, 128)) {
+            "direct_dq" => match (BackwardKernel::of(problem), direct_tiles(problem, PAIR_KEYS)) {
                 (_, None) => &[0],
                 (BackwardKernel::Middle | BackwardKernel::Wide, _) => &[0, 1, 2],
                 (_, Some(1)) => &[1],
@@ -232,7 +232,7 @@ impl BackwardKnobs {
     /// The expected work. Every sequence counts as the longest, and a block mask counts as if it
     /// listed all blocks.
     pub(super) fn largest_work(&self, problem: &Problem, device: &Device) -> Option<Work> {
-        backward_work::backward(self, &work::of_longest(problem), device)
+        backward_work::backward(self, &problem.of_longest(), device)
     }
 
     pub(super) fn us(&self, problem: &Problem, device: &Device) -> f64 {

@@ -40,10 +40,9 @@ pub const CONSUMERS: u32 = 2;
 pub enum BackwardKernel {
     /// Up to 128: a warpgroup holds 64 keys.
     Narrow,
-    /// 136 to 192, and beyond where a CTA does all keys of a head: a warpgroup holds fewer,
-    /// transposed.
+    /// 136 to 192, and beyond in tiles of 64 keys: a warpgroup holds fewer, transposed.
     Middle,
-    /// 200 to 256: two CTAs share a tile, 64 keys each. Two warpgroups hold halves of the columns
+    /// 200 to 256, and from 136 on in tiles of 128 keys: two CTAs share a tile, 64 keys each. Two warpgroups hold halves of the columns
     /// of dV, and a third holds dK and computes dQ.
     Wide,
 }

@@ -11,7 +11,7 @@ use std::borrow::Cow;
 
 impl BackwardKnobs {
     /// Two tiles of few keys instead of one of a pair of CTAs, where that is expected to pay.
-    pub(super) fn or_few_keys(self, problem: &Problem, device: &Device) -> Self {
+    fn or_few_keys(self, problem: &Problem, device: &Device) -> Self {
         let device = &*chosen_for(problem, device);
         let few_keys =
             BackwardKnobs { block_m: 64, block_n: FEW_KEYS, direct_dq: 2, split_waves: 0, splits_rest: 0, ..self };
@@ -79,7 +79,7 @@ impl BackwardKnobs {
     }
 
     /// Splits where they are expected to pay.
-    pub(super) fn with_best_split(self, problem: &Problem, device: &Device) -> Self {
+    fn with_best_split(self, problem: &Problem, device: &Device) -> Self {
         let unsplit = BackwardKnobs { split_waves: 0, splits_rest: 0, ..self }.with_best_groups(problem, device);
         // Lengths and modified scores leave no registers for the bounds of a part of the walk: its
         // loop would spill.
@@ -183,6 +183,7 @@ const WORTH_SPLITTING_ALIKE: f64 = 0.94;
 /// queries over 512 keys took 1.15 times as long in two splits on an H100, and 0.93 times on an
 /// H200 (docs/tuning/choice.md).
 const WORTH_SPLITTING_ALIKE_ON_SLOW_MEMORY: f64 = 0.8;
+
 /// The share of the time for tiles that are alike and busy, also for `alternatives`.
 pub fn worth_splitting_alike(problem: &Problem, device: &Device) -> f64 {
     let is_large = bytes_of_queries(problem) > 4 * device.l2_bytes as i64;

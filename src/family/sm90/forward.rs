@@ -34,7 +34,7 @@ impl Space for ForwardKnobs {
         },
         Constraint {
             name: "splits_rest",
-            reason: "some tiles of a head are whole and some are split, without any feature, as far as the workspace has room for their states",
+            reason: "some tiles of a head are whole and some are split, with no feature but pages and lengths of keys, as far as the workspace has room for their states",
             holds: |p, k, d| k.split_rest().is_none_or(|rest| rest.tiles(p, d.sm_count, k.num_splits).is_some()),
         },
         Constraint {

@@ -199,7 +199,8 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
     let (rows, keys, stages) = tile_of_full_device(problem);
     let (block_mask, modifies) = (problem.features.block_mask, problem.features.modifies_scores());
     // Past head dim 192, shared memory has room for two Q slots only with few slots of K and V. Few
-    // keys need few, and long keys lose more than the second Q slot gains.
+    // keys need few, and long keys lose more than the second Q slot gains (docs/tuning/choice.md,
+    // Two Q slots for few causal keys at d256).
     let is_plain = is_plain(problem);
     let few = if tiles_differ(problem) { 256 } else { 144 };
     let (keys, stages) = match problem.head_dim.max(problem.head_dim_v) {

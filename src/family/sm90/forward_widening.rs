@@ -85,5 +85,5 @@ fn gains(config: &ForwardKnobs, other: &ForwardKnobs, problem: &Problem, device:
 
 /// The expected time, where every sequence counts as the longest.
 pub fn us(config: &ForwardKnobs, problem: &Problem, device: &Device) -> f64 {
-    work::forward(config, &work::of_longest(problem), device).map_or(f64::INFINITY, |work| work.us(device))
+    work::forward(config, &problem.of_longest(), device).map_or(f64::INFINITY, |work| work.us(device))
 }

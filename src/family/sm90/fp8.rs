@@ -191,7 +191,7 @@ impl Fp8Knobs {
 
     /// The expected time, where every sequence counts as the longest.
     fn us(&self, problem: &Problem, device: &Device) -> f64 {
-        self.work(&work::of_longest(problem), device).map_or(f64::INFINITY, |work| work.us(device))
+        self.work(&problem.of_longest(), device).map_or(f64::INFINITY, |work| work.us(device))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::family::split_rest::{RestTiles, SplitRest};
 use crate::family::tile::{BOX_COLS, boxes};
 use crate::family::time::{Groups, Tiles, Work, blocks, tiles_of_heads};
-use crate::problem::{Features, Problem};
+use crate::problem::Problem;
 
 /// Microseconds of a forward launch under the tuner's clock, which empties L2.
 const FORWARD_LAUNCH_US: f64 = 8.0;
@@ -349,7 +349,7 @@ fn with_transposed_v(work: Work, problem: &Problem) -> Work {
 fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<Work> {
     let (sq, sk) = lengths_of_queries(problem)?;
     // Every sequence of a varlen problem has the diagonal of the longest, as far as the host knows.
-    let problem = &of_longest(problem);
+    let problem = &problem.of_longest();
     let (block_m, block_n) = (i64::from(tile.block_m), f64::from(tile.block_n));
     let (consumers, splits) = (f64::from(tile.block_m / WARPGROUP_ROWS), f64::from(tile.splits.count));
     // All tiles are split, or some of them.
@@ -483,12 +483,6 @@ fn cycles_of_row(columns: i64) -> f64 {
 
 pub fn times(splits: f64, tiles: Vec<Tiles>) -> Vec<Tiles> {
     tiles.into_iter().map(|tiles| Tiles { count: tiles.count * splits, ..tiles }).collect()
-}
-
-/// The problem whose every sequence is the longest, without pages, and whose block mask lists all
-/// blocks.
-pub fn of_longest(problem: &Problem) -> Problem {
-    Problem { features: Features { varlen: None, paged: None, block_mask: None, ..problem.features }, ..*problem }
 }
 
 /// Both lengths; None for problems whose tiles they do not tell. Keys in pages count as the

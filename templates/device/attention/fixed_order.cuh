@@ -370,8 +370,8 @@ struct MergedGroups {
 
     __device__ __forceinline__ void reset() { in_memory(rows) = make_float4(-infinity(), -1.f, -infinity(), -1.f); }
 
-    // Whether a group has ended.
-    __device__ __forceinline__ bool has_any() { return in_memory(rows).y >= 0.f; }
+    // Whether a group has ended. The sum of a row with NaN is NaN, so all lanes of a warp agree.
+    __device__ __forceinline__ bool has_any() { return holds_groups(in_memory(rows)); }
     // Takes the next group's state.
     __device__ __forceinline__ void add(const MergedRow (&of_group)[2], const float (&o_of_group)[kTiles][4]) {
         MergedRow merged[2];
@@ -426,10 +426,11 @@ struct MergedGroups {
     }
 
 private:
+    static __device__ __forceinline__ bool holds_groups(const float4& state) { return !(state.y < 0.f); }
     // Returns whether there are groups.
     __device__ __forceinline__ bool load(MergedRow (&merged)[2]) {
         const float4 state = in_memory(rows);
-        if (state.y < 0.f) return false;
+        if (!holds_groups(state)) return false;
         merged[0].reference = state.x, merged[0].sum = state.y, merged[1].reference = state.z, merged[1].sum = state.w;
         return true;
     }

@@ -18,7 +18,7 @@ constexpr int kGradientTileKeys = kDqTransposed ? 16 : 8, kGradientTileCols = 24
 constexpr int kDkTiles = (kHeadDim + kGradientTileCols - 1) / kGradientTileCols, kDvTiles = (kHeadDimV + kGradientTileCols - 1) / kGradientTileCols;
 
 // The first key of each head in a tile that is split.
-__device__ __forceinline__ int first_split_key(const KernelParams& params) { return kSplitsLast ? params.num_pages : 0; }
+__device__ __forceinline__ int first_split_key(const KernelParams& params) { return kSplitsLast ? params.first_split_key : 0; }
 
 // The tiles of a row of one split, from the key that begins the row.
 struct PartialGradients {

@@ -226,13 +226,13 @@ struct KeyTiles {
     }
 };
 
-// The same where the last tiles of each head are split, those of keys from params.num_pages on, and
+// The same where the last tiles of each head are split, those of keys from params.first_split_key on, and
 // the others are whole.
 struct LastSplitTiles {
     using Order = OrderWithParts;
     static constexpr bool kMayStartLate = false;
     static __device__ __forceinline__ Order order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
-        const int whole_keys = params.num_splits > 1 ? params.num_pages : sequence.seqlen_k;
+        const int whole_keys = params.num_splits > 1 ? params.first_split_key : sequence.seqlen_k;
         const uint32 parts = uint32(sequence.seqlen_k - whole_keys + kBlockN - 1) / kBlockN * params.num_splits;
         const float head_bytes = float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size);
         return {TileOrder(whole_keys, kBlockN, sequences * params.num_heads_kv, head_bytes, feeds), parts};

@@ -6,8 +6,8 @@
 // meets a block starts its product from the sum. Tiles in between add to it in memory, so that
 // their products wait for no load. A thread reads what it has written itself, so nothing is waited
 // for. As in dq_order.cuh, a block's dQ comes one block late up to head dim 192, so this holds the
-// block before. Up to head dim 128, and past 192 in tiles of 128 keys, a lane holds dQ^T, 16
-// columns by 8 queries in each tile, which it transposes in registers.
+// block before. Up to head dim 128, and in pairs of CTAs, a lane holds dQ^T, 16 columns by 8
+// queries in each tile, which it transposes in registers.
 
 #include "device/attention/block_range.cuh"
 #include "device/attention/sequence.cuh"
