@@ -2,7 +2,7 @@
 //! split keys, both mostly where tiles are few.
 
 use super::*;
-use flashtune::family::alternatives;
+use flashtune::family::{alternatives, check};
 
 /// More bytes of consumers at a tile's ends, where keys are split and weights are dropped.
 const SPLIT_WITH_DROPOUT_MAY_SPILL: u32 = 64;
@@ -190,11 +190,15 @@ fn backward_kernels_that_split_the_last_tiles_compile_and_do_not_spill() {
             ..problem(Pass::Backward, Dtype::Bf16, (head_dim, head_dim), Layout::Vec8)
         };
         let problem = Problem { num_heads_q: 20, num_heads_kv: 20, seqlen_k: 600, ..heads };
-        let splits = |config: &Config| config.get("splits_rest") == Some(2);
-        let offered: Vec<_> = alternatives(&problem, &device).into_iter().filter(splits).collect();
-        assert!(!offered.is_empty(), "{head_dim}");
+        // Whole tiles that add to dQ, of which the last ones may be split.
+        let knobs = ["direct_dq", "split_waves", "splits_rest"];
+        let is_whole = |config: &Config| knobs.iter().all(|knob| config.get(knob) == Some(0));
+        let whole = alternatives(&problem, &device).into_iter().filter(is_whole);
+        let split = whole.map(|config| config.with("splits_rest", 2));
+        let split: Vec<_> = split.filter(|config| check(&problem, config, &device).is_ok()).take(2).collect();
+        assert!(!split.is_empty(), "{head_dim}");
         let most = may_spill(CONSUMERS, Arch::Sm(9, 0), &problem);
-        offered.iter().flat_map(|config| Kernel::of(&problem, config, &device, most)).collect::<Vec<_>>()
+        split.iter().flat_map(|config| Kernel::of(&problem, config, &device, most)).collect::<Vec<_>>()
     };
     let kernels: BTreeMap<String, Kernel> = [40, 64, 80, 96, 112, 128, 192, 256].into_iter().flat_map(of).collect();
     assert!(kernels.keys().filter(|text| text.contains("kSplitsLast = true;")).count() > 10);
