@@ -30,8 +30,8 @@ pub struct KernelSpec {
     /// CTAs that share a tile's rows, each with a slice of V's columns.
     pub slices: u32,
     pub turn: Turn,
-    /// Splits of the keys, or backward of a walk, at most; 1 where nothing is split. A launch makes as many as the
-    /// workspace has room for.
+    /// Splits of the keys, or backward of a walk, at most; 1 where nothing is split. A launch makes
+    /// as many as the workspace has room for.
     pub most_splits: u32,
     /// Only some tiles are split, into `most_splits`; None: all tiles alike.
     pub split_rest: Option<SplitRest>,

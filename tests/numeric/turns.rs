@@ -1,5 +1,6 @@
 //! Forward tiles of sm90 whose consumer warpgroups issue products in turns: tiles without rows for
-//! some warpgroups, rows that see none of a tile's keys, split keys, pages and few blocks. A warpgroup that takes too few turns would make the others wait for ever.
+//! some warpgroups, rows that see none of a tile's keys, split keys, pages and few blocks. A
+//! warpgroup that takes too few turns would make the others wait for ever.
 
 use crate::support::case::Case;
 use crate::support::check::Prepared;

@@ -42,8 +42,8 @@ pub enum BackwardKernel {
     Narrow,
     /// 136 to 192, and beyond in tiles of 64 keys: a warpgroup holds fewer, transposed.
     Middle,
-    /// 200 to 256, and from 136 on in tiles of 128 keys: two CTAs share a tile, 64 keys each. Two warpgroups hold halves of the columns
-    /// of dV, and a third holds dK and computes dQ.
+    /// 200 to 256, and from 136 on in tiles of 128 keys: two CTAs share a tile, 64 keys each. Two
+    /// warpgroups hold halves of the columns of dV, and a third holds dK and computes dQ.
     Wide,
 }
 

@@ -226,8 +226,8 @@ struct KeyTiles {
     }
 };
 
-// The same where the last tiles of each head are split, those of keys from params.first_split_key on, and
-// the others are whole.
+// The same where the last tiles of each head are split, those of keys from
+// params.first_split_key on, and the others are whole.
 struct LastSplitTiles {
     using Order = OrderWithParts;
     static constexpr bool kMayStartLate = false;
