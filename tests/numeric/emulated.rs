@@ -222,6 +222,11 @@ fn sm_90_kernels_that_split_the_last_tiles_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "4"], TEST);
 }
 
+#[test]
+fn sm_90_kernels_that_split_some_tiles_over_pages_are_right() {
+    is_right(&["--arch", "sm_90"], "prefill_splits::prefill_splits_of_some_tiles_agree_over_pages");
+}
+
 /// Two SMs: groups have one head each.
 #[test]
 fn sm_90_kernels_of_many_groups_are_right() {
