@@ -38,14 +38,15 @@ pub const FLASHTUNE_OPTIONAL_DROPOUT: u64 = 8;
 /// - One query without a window, causal to the bottom right and without cu_seqlens_q and seqused_q,
 ///   is of the class without causal, unless it is batch_invariant.
 /// - Rounded: batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, window_left, window_right.
-///   So is whether sequences may differ in their numbers of queries (cu_seqlens_q, seqused_q).
+///   cu_seqlens_q or seqused_q likewise decides which kernels a launch takes.
 /// - Free: total_q, total_k, num_pages, the alignment of causal and the window, softmax_scale, the
 ///   values of dropout_p and softcap, seeds, all other strides, and all data.
 ///
 /// docs/serving.md says how sizes are rounded. A problem is inside if it is of a class of the
-/// range, has the range's heads and the alignment of its causal mask and window, and has sizes
-/// between the least and the largest. With cu_seqlens_q or cu_seqlens_k the sizes are the bounds
-/// that the call states, not the lengths on the device.
+/// range, has the range's heads and the alignment of its causal mask and window, gives lengths of
+/// queries (cu_seqlens_q, seqused_q) if the largest does and only then, and has sizes between the
+/// least and the largest. With cu_seqlens_q or cu_seqlens_k the sizes are the bounds that the call
+/// states, not the lengths on the device.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_range {

@@ -8,6 +8,7 @@ use super::warpgroup::tiles_differ;
 use crate::device::Device;
 use crate::family::space::Space;
 use crate::problem::{Features, Problem};
+use std::cell::LazyCell;
 
 /// Splits of tiles past whole waves are expected to take less than this share of the time without.
 const WORTH_SPLITTING_REST: f64 = 0.97;
@@ -31,6 +32,7 @@ pub fn alternatives(problem: &Problem, device: &Device) -> Vec<BackwardKnobs> {
     let walks = walks.chain(of_ctas).chain(adding_ctas);
     let walks: Vec<_> = walks.map(|config| config.with_best_groups(problem, device)).collect();
     let least_us = || walks.iter().map(|config| config.us(problem, device)).fold(f64::INFINITY, f64::min);
+    let least_us = LazyCell::new(least_us);
     // One CTA, or a pair, for both tiles of a head and a part of the queries.
     let does_both =
         |config: &&BackwardKnobs| may_split_pairs(problem, device) && direct_tiles(problem, config.block_n) == Some(2);
@@ -39,12 +41,12 @@ pub fn alternatives(problem: &Problem, device: &Device) -> Vec<BackwardKnobs> {
     let may_split = |config: &&BackwardKnobs| config.direct_dq <= 1;
     let split = walks.iter().filter(may_split).chain(&parts).flat_map(|config| {
         let is_busy_alike = config.is_busy_alike(problem, device);
-        let most_us = is_busy_alike.then(|| worth_splitting_alike(problem, device) * least_us());
+        let most_us = is_busy_alike.then(|| worth_splitting_alike(problem, device) * *least_us);
         let pays = move |split: &BackwardKnobs| most_us.is_none_or(|most_us| split.us(problem, device) < most_us);
         config.with_splits(problem, device).into_iter().filter(pays)
     });
     let rest: Vec<_> = walks.iter().flat_map(|config| with_split_rest(config, problem, device)).collect();
-    let most_us = if rest.is_empty() { 0.0 } else { WORTH_SPLITTING_REST * least_us() };
+    let most_us = if rest.is_empty() { 0.0 } else { WORTH_SPLITTING_REST * *least_us };
     let rest = rest.into_iter().filter(|config| config.us(problem, device) < most_us);
     let all = [config].into_iter().chain(walks.iter().copied()).chain(split).chain(rest);
     all.filter(|config| config.fits(problem, device)).collect()
